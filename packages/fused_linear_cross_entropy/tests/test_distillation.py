@@ -65,6 +65,23 @@ def test_logits_of_ten_thousand(device, divergence):
     check(device, x, weight, target, bias, teacher._replace(x=of_teacher), options, tolerance=5e-3)
 
 
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+def test_an_offset_that_logits_share_changes_nothing(device, divergence):
+    """2^20 and 2^19, with logits that are multiples of 1/4 and a temperature of 2: all of them are fp32 numbers."""
+    x, weight, target, bias, teacher, options = make((7,), 8, 8, 517, divergence=divergence, bias=True, teacher_bias=True)
+    x, of_teacher = x.round(), teacher.x.round()
+    weight, teacher_weight = ((2 * each).round() / 4 for each in (weight, teacher.weight))
+    options |= {"hard_weight": 0.5, "temperature": 2.0, "return_parts": True}
+    found = []
+    for offset in (0.0, 2.0**20):
+        leaves = [losses.leaf(each, device.torch) for each in (x, weight, torch.full_like(bias, offset))]
+        head = [each.to(device.torch) for each in (of_teacher, teacher_weight, torch.full_like(bias, offset / 2))]
+        loss = linear_distillation_loss(*leaves[:2], target.to(device.torch), leaves[2], teacher=tuple(head), **options)
+        found.append([*loss, *torch.autograd.grad(loss.loss, leaves)])
+    for alone, together in zip(*found, strict=True):
+        torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("divergence", DIVERGENCES[:3])
 def test_a_student_equal_to_its_teacher_has_no_loss(device, divergence):
     x, weight, *_ = (each.to(device.torch) for each in make()[:2])

@@ -197,6 +197,27 @@ def test_temperatures_of_large_logits_have_gradients_as_exact_as_pytorchs(device
     assert (found - expected).norm() <= 2.0 * (theirs - expected).norm()
 
 
+@pytest.mark.uncollected("the same kernels", lambda place, budget: place == "emulated" and budget)
+@pytest.mark.parametrize("budget", [None, 2**14])
+def test_an_offset_that_logits_share_changes_nothing(device, budget):
+    """2^20, with logits that are multiples of 1/4 and temperatures 1/2 and 2: all of them are fp32 numbers."""
+    tensors = log_probs.make(vocabulary=517, width=8, bias=True, temperature=True)
+    tensors |= {"x": tensors["x"].round(), "weight": (2 * tensors["weight"]).round() / 4}
+    tensors["temperature"] = torch.where(tensors["temperature"] < 1.0, 0.5, 2.0)
+    found = []
+    for offset in (0.0, 2.0**20):
+        tensors["bias"].fill_(offset)
+        given, leaves = log_probs.leaves_of(tensors, device.torch)
+        outputs = linear_log_probs(
+            given.pop("x"), given.pop("weight"), given.pop("target"), **given, **EVERYTHING, memory_budget=budget
+        )
+        outputs = outputs._replace(mean_logit=None, top_ids=None)
+        gradients = log_probs.gradients_of(outputs, leaves)
+        found.append([*(output for output in outputs if output is not None), *gradients.values()])
+    for alone, together in zip(*found, strict=True):
+        torch.testing.assert_close(together, alone, rtol=1e-5, atol=2e-5)
+
+
 @pytest.mark.uncollected("what is traced is the same", lambda place: place != "cpu")
 def test_one_graph(device):
     tensors = log_probs.make(temperature=True)

@@ -223,3 +223,32 @@ def test_logits_in_the_dtype_of_x_where_the_product_cannot_be_wider(device, monk
     for vocabulary in (123, 9000):
         case = losses.make(19, 64, vocabulary, chunk_tokens=8)
         losses.check(case, losses.run(case, device.torch), roundings=3, logits=torch.bfloat16)
+
+
+SHARED = {
+    "mean": {},
+    "none": {"reduction": "none"},
+    "entropy": {"reduction": "none", "return_entropy": True, "token_scaling": True},
+    "smoothing": {"label_smoothing": 0.3, "token_scaling": True},
+    "class weights": {"label_smoothing": 0.3, "class_weight": True, "reduction": "none"},
+    "columns": {"memory_budget": 2**14, "label_smoothing": 0.3, "return_entropy": True},
+    "weighted columns": {"memory_budget": 2**14, "label_smoothing": 0.3, "class_weight": True},
+}
+
+
+@pytest.mark.parametrize("what", SHARED)
+def test_an_offset_that_logits_share_changes_nothing(device, what):
+    """2^20, with logits that are multiples of 1/4: all are fp32 numbers, their log sum exp is not, nor is their sum."""
+    if device.name == "emulated" and what in ("none", "smoothing"):
+        pytest.skip("the same kernels")
+    case, found = losses.make(9, 8, 517, torch.float32, bias=torch.float32, **SHARED[what]), []
+    case = losses.dataclasses.replace(case, x=case.x.round(), weight=(2 * case.weight).round() / 4)
+    for offset in (0.0, 2.0**20):
+        case.bias.fill_(offset)
+        found.append(losses.run(case, device.torch))
+    alone, together = found
+    for name in ("loss", "entropy"):
+        if alone.outputs[name] is not None:
+            torch.testing.assert_close(together.outputs[name], alone.outputs[name], rtol=2e-6, atol=1e-6)
+    for name, gradient in alone.gradients.items():
+        torch.testing.assert_close(together.gradients[name], gradient, rtol=1e-5, atol=1e-6 * float(gradient.abs().max()))

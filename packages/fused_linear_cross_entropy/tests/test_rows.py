@@ -47,6 +47,7 @@ def make(name):
     statistics = torch.randn(rows.STATISTICS, tokens, generator=generator)
     statistics[rows.SUM] = 1.0 + VOCABULARY * torch.rand(tokens, generator=generator)
     statistics[rows.TOTAL] *= VOCABULARY
+    statistics[rows.WEIGHT] = statistics[rows.TOTAL].abs()
     statistics[rows.DOT] *= statistics[rows.SUM]
     statistics[rows.PLACE] = torch.where(torch.arange(tokens) % 3 == 0, target, 11).clamp(0, VOCABULARY - 1).float()
     return target, class_weight, statistics, options
@@ -110,11 +111,12 @@ def check_join(ranks, tokens, place):
     generator = torch.Generator().manual_seed(tokens)
     parts = torch.randn(ranks, rows.STATISTICS, tokens, generator=generator)
     parts[:, rows.SUM] = 1.0 + VOCABULARY * torch.rand(ranks, tokens, generator=generator)
+    parts[:, rows.WEIGHT] = VOCABULARY * torch.rand(ranks, tokens, generator=generator)
     parts[:, rows.DOT] *= parts[:, rows.SUM]
     parts[:, rows.PLACE] = torch.randint(0, VOCABULARY, (ranks, tokens), generator=generator).float()
     parts[:, rows.MAXIMUM, 1::4] = parts[:1, rows.MAXIMUM, 1::4]  # equal maxima: the first column, whichever rank has it
     parts[0, rows.MAXIMUM, 2::4] = -3.0e38  # a rank whose logits are all minus infinity
-    parts[0, rows.SUM, 2::4] = parts[0, rows.DOT, 2::4] = 0.0
+    parts[0, rows.SUM, 2::4] = parts[0, rows.DOT, 2::4] = parts[0, rows.WEIGHT, 2::4] = 0.0
     wanted = torch.empty(rows.STATISTICS, tokens, dtype=torch.float64)
     reference.join(parts.double(), wanted)
     whole = torch.full((rows.STATISTICS, tokens + 7), torch.nan, device=place)

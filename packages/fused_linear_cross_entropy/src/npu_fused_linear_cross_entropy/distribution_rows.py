@@ -1,19 +1,24 @@
 """From statistics of each row's softmax distribution to outputs, and from outputs' gradients to coefficients.
 
-With z the logits of a row, L = log sum exp z and p = exp(z - L):
+With z the logits of a row, k the largest, S = sum exp(z - k), L = k + log S and p = exp(z - L):
 
-    log-probability of an id    z_id - L                 entropy H         - sum p (z - L)
-    sum of squares S            sum p^2                  mean logit        sum z / V
+    log-probability of an id    (z_id - k) - log S       entropy H         - sum p (z - L)
+    sum of squares              sum p^2                  mean logit        sum z / V
 
 For gradients l_id, h, s and m that these receive, the gradient of the logits is
 
     g_v = p_v (a + b (z_v - L) + c p_v) + d + sum of l_id with id = v
-    a = - sum l_id - h H - 2 s S      b = - h      c = 2 s      d = m / V
+    a = - sum l_id - h H - 2 s sum p^2      b = - h      c = 2 s      d = m / V
+
+As a rounded L would lose the digits that differ where all z are large, it is computed from e = exp(z - k):
+
+    g_v = e_v (a' + b' (z_v - k) + c' e_v) + d + sum of l_id with id = v
+    a' = (a - b log S) / S                  b' = b / S   c' = c / S^2
 
 z is a rate, 1 / temperature, times the logits at temperature 1. The gradient of the rate is sum g_v z_v / rate. As g sums
 to m,
 
-    sum g_v z_v = sum g_v (z_v - L) + m L
+    sum g_v z_v = sum g_v (z_v - k) + m k
 
 The left side would lose digits where all z are large.
 """
@@ -34,9 +39,10 @@ STATISTICS = 5
 
 
 class Moments(NamedTuple):
-    """Log sum exp, entropy, sum of p^2 and mean logit of each row, [tokens] each."""
+    """k, log S, entropy, sum of p^2 and mean logit of each row, [tokens] each."""
 
-    lse: Tensor
+    maximum: Tensor
+    log_sum: Tensor
     entropy: Tensor
     square_sum: Tensor
     mean_logit: Tensor
@@ -56,15 +62,15 @@ def moments(statistics: Tensor, vocab_size: int) -> Moments:
     """From statistics of all columns."""
     maximum, total, dot, squares, logits = statistics.unbind()
     log = total.log()
-    return Moments(maximum + log, log - dot / total, squares / total.square(), logits / vocab_size)
+    return Moments(maximum.clone(), log, log - dot / total, squares / total.square(), logits / vocab_size)
 
 
 def coefficients(
     known: Moments, vocab_size: int, dentropy: Tensor | None, dsquare_sum: Tensor | None, dmean_logit: Tensor | None,
     did_log_probs: Tensor | None
 ) -> Tensor:  # fmt: skip
-    """L, a, b, c and d, [5, tokens], for gradients [tokens], and of ids [tokens, ids]; None for none."""
-    a = b = c = d = torch.zeros_like(known.lse)  # nothing is changed in place: there may be several gradients at once
+    """k, log S, a, b, c and d, [6, tokens], for gradients [tokens], and of ids [tokens, ids]; None for none."""
+    a = b = c = d = torch.zeros_like(known.log_sum)  # nothing is changed in place: there may be several gradients at once
     if did_log_probs is not None:
         a = a - did_log_probs.sum(-1)
     if dentropy is not None:
@@ -74,4 +80,4 @@ def coefficients(
         a = a - c * known.square_sum
     if dmean_logit is not None:
         d = dmean_logit / vocab_size
-    return torch.stack((known.lse, a, b, c, d))
+    return torch.stack((known.maximum, known.log_sum, a, b, c, d))

@@ -38,13 +38,14 @@ class Outputs(NamedTuple):
     """Outputs, None where not asked for.
 
     Attributes:
-        lse, entropy, square_sum, mean_logit: [N].
+        maximum, log_sum, entropy, square_sum, mean_logit: [N].
         ids_log_probs: [N, K]; 0 for ids to be ignored, NaN for others outside the vocabulary.
         top_log_probs, top_ids: [N, top_k].
         first: int64 [N], the column of the first largest logit.
     """
 
-    lse: Tensor
+    maximum: Tensor
+    log_sum: Tensor
     entropy: Tensor
     square_sum: Tensor
     mean_logit: Tensor
@@ -66,11 +67,11 @@ def _forward(*arguments: Any) -> tuple[Tensor | None, ...]:
     known = moments(found.statistics, options.vocab_size)
     of_ids = of_top = None
     if inputs.ids is not None:
-        assert found.id_logits is not None
-        absent = torch.where(inputs.ids == options.ignore_index, 0.0, torch.nan).to(found.id_logits.dtype)
-        of_ids = torch.where(_are_known(inputs.ids, options), found.id_logits - known.lse.unsqueeze(1), absent)
-    if found.top_logits is not None:
-        of_top = found.top_logits - known.lse.unsqueeze(1)
+        assert found.ids_below is not None
+        absent = torch.where(inputs.ids == options.ignore_index, 0.0, torch.nan).to(found.ids_below.dtype)
+        of_ids = torch.where(_are_known(inputs.ids, options), found.ids_below - known.log_sum.unsqueeze(1), absent)
+    if found.top_below is not None:
+        of_top = found.top_below - known.log_sum.unsqueeze(1)
     return Outputs(*known, of_ids, of_top, found.top_ids, found.first)
 
 
@@ -123,12 +124,12 @@ class _Distributions(Function):
         ctx.set_materialize_grads(False)
         found = Outputs(*run(*tensors, *options, *wanted))
         ctx.save_for_backward(*tensors[:-1], *found[:-1])
-        constant = (found.lse, found.top_ids, found.first)
+        constant = (found.maximum, found.log_sum, found.top_ids, found.first)
         ctx.mark_non_differentiable(*(output for output in constant if output is not None))
         return tuple(found)
 
     @staticmethod
-    def backward(ctx, dlse, dentropy, dsquare_sum, dmean_logit, dids, dtop, dtop_ids, dfirst):  # type: ignore[no-untyped-def]
+    def backward(ctx, dmaximum, dlog_sum, dentropy, dsquare_sum, dmean_logit, dids, dtop, dtop_ids, dfirst):  # type: ignore[no-untyped-def]
         x, weight, bias, ids, rates, frozen, *known, of_ids, of_top, top_ids = ctx.saved_tensors
         options, named = ctx.options, []
         if dids is not None:

@@ -1,15 +1,17 @@
 """Formulas of the cross entropy on the device, each once. Imports Triton, and nothing else.
 
-    t = logit_scale (raw + bias)      z = softcap tanh(t / softcap)      L = log sum exp z      p = exp(z - L)
-    gradient of z:     dz = p (a + q z) - c w - b [column = target]
+    t = logit_scale (raw + bias)      z = softcap tanh(t / softcap)      k: a reference of the token, near its largest z
+    S = sum exp(z - k)                L = k + log S                      p = exp(z - k) / S
+    gradient of z:     dz = exp(z - k) (a + q (z - k)) - c w - b [column = target]
     gradient of raw:   logit_scale dz (1 - (z / softcap)^2)
 
-a, b, c and q are factors of each token (see reference/), w is the class weight of a column.
+a, b, c and q are factors of each token (see reference/), a and q with 1 / S; w is the class weight of a column. L, rounded,
+would lose the digits that differ where all z are large: z - k comes first.
 
 Without softcap, smoothing and entropies the gradient of raw is v E, and g more at the target:
 
-    E = exp(z - k), and 0 at the target      k: a reference of the token, near its largest z
-    v = logit_scale a exp(k - L)             g = logit_scale (a p - b) at the target
+    E = exp(z - k'), and 0 at the target     k': a reference that may be an earlier one than k
+    v = logit_scale a exp(k' - k)            g = logit_scale (a exp(z - k) - b) at the target
 
     dx = v (E W) + g W[target]               dW = E^T (v x), then dW[target] += g x
 
@@ -21,7 +23,7 @@ import triton
 import triton.language as tl
 
 LOWEST: tl.constexpr = tl.constexpr(-3.0e38)  # finite: LOWEST - LOWEST is 0
-RULED_OUT: tl.constexpr = tl.constexpr(-1.0e30)  # for a z of minus infinity that has a factor, of less than 1e8
+VANISHES: tl.constexpr = tl.constexpr(-200.0)  # exp of it is 0 in fp32
 SWEEP_LIMIT: tl.constexpr = tl.constexpr(30.0)  # V e^30 and e^-30 neither overflow nor underflow
 PRODUCT_LIMIT: tl.constexpr = tl.constexpr(60.0)  # as above; a row that rises further costs a second product
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
@@ -92,17 +94,24 @@ def merge_squares(b_max, b_squares, b_max2, b_squares2):
 
 
 @triton.jit
+def merge_totals(b_max, b_total, b_weight, b_max2, b_total2, b_weight2):
+    """Sums of w (z - largest) of earlier columns and of later ones together; b_weight, b_weight2: sums of w."""
+    b_top = tl.maximum(b_max, b_max2)
+    return (b_total + (b_max - b_top) * b_weight) + (b_total2 + (b_max2 - b_top) * b_weight2)
+
+
+@triton.jit
 def row_coefficients(
-    b_main, b_of_z_loss, b_weight, p_total_weight, b_lse, b_z, smoothing, per_column, z_scale, WEIGHTED: tl.constexpr,
-    SMOOTHED: tl.constexpr, Z_LOSS: tl.constexpr, TOKEN_SCALING: tl.constexpr
+    b_main, b_of_z_loss, b_weight, p_total_weight, b_reference, b_sum, b_z, smoothing, per_column, z_scale,
+    WEIGHTED: tl.constexpr, SMOOTHED: tl.constexpr, Z_LOSS: tl.constexpr, TOKEN_SCALING: tl.constexpr
 ):  # fmt: skip
-    """a, b and c [rows] of a loss.
+    """a, still without 1 / S, b and c [rows] of a loss.
 
     Args:
         b_main, b_of_z_loss: [rows], factors of the losses and z-losses; 0 for a row without a target.
         b_weight: [rows], the class weight of the target; with WEIGHTED.
         p_total_weight: the sum of the class weights, one number; with WEIGHTED and SMOOTHED.
-        b_lse, b_z: [rows], L and the target's z; with Z_LOSS and TOKEN_SCALING.
+        b_reference, b_sum, b_z: [rows], k, S and the target's z; with Z_LOSS and TOKEN_SCALING.
         per_column: the smoothing divided by the size of the vocabulary.
     """
     b_b = b_main * (1.0 - smoothing)
@@ -114,9 +123,10 @@ def row_coefficients(
         if SMOOTHED:
             b_a = b_b + b_c * tl.load(p_total_weight)
     if Z_LOSS:
-        b_a += b_of_z_loss * (2.0 * z_scale) * b_lse
+        b_a += b_of_z_loss * (2.0 * z_scale) * (b_reference + tl.log(b_sum))
     if TOKEN_SCALING:
-        b_probability = tl.exp(tl.minimum(b_z - b_lse, 0.0))  # a row without a target has z 0, and L may be below
+        # A row without a target has z 0, and L may be below.
+        b_probability = tl.exp(tl.minimum((b_z - b_reference) - tl.log(b_sum), 0.0))
         b_a, b_b, b_c = b_a * b_probability, b_b * b_probability, b_c * b_probability
     return b_a, b_b, b_c
 

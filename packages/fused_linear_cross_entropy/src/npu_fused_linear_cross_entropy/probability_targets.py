@@ -16,7 +16,7 @@ from . import parallel
 from .calls import LossInputs, Needs, ProbabilityInputs, split
 from .checks import check
 from .compute import begin
-from .distribution_rows import moments
+from .distribution_rows import MAXIMUM, SUM
 from .options import Options
 from .registration import OPERATORS, Gradient
 from .rows import LinearCrossEntropyOutput, total_weight
@@ -29,12 +29,12 @@ _REFUSED = ("token_scaling", "return_token_accuracy", "return_predicted_tokens",
 
 @without_autocast
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
-    """Rows' cross entropies, L, and the sums of their targets, [N] each."""
+    """Rows' cross entropies, L, its parts k and log S, and the sums of their targets, [N] each."""
     inputs, options, _ = split(arguments, ProbabilityInputs, Options)
     targets = begin(ProbabilityTargets, Task.DISTRIBUTIONS, inputs, options, Needs(False, False, False))
     statistics, (dots, sums) = targets.statistics()
-    lse = moments(statistics, options.vocab_size).lse
-    return lse * sums - dots, lse, sums.clone()
+    maximum, log = statistics[MAXIMUM].clone(), statistics[SUM].log()
+    return dots + log * sums, maximum + log, maximum, log, sums.clone()
 
 
 @without_autocast
@@ -47,11 +47,12 @@ def _backward(rows: Tensor, factors: Tensor | None, *arguments: Any) -> tuple[Te
 def _fake_forward(*arguments: Any) -> tuple[Tensor, ...]:
     inputs, options, _ = split(arguments, ProbabilityInputs, Options)
     rows, dtype = parallel.whole_shape(inputs.x, options), statistics_dtype(inputs.x.dtype)
-    return tuple(inputs.x.new_empty(rows, dtype=dtype) for _ in range(3))
+    return tuple(inputs.x.new_empty(rows, dtype=dtype) for _ in range(5))
 
 
 OPERATORS.define(
-    f"probability_targets({schema(ProbabilityInputs, Options)}) -> (Tensor cross_entropy, Tensor lse, Tensor sums)",
+    f"probability_targets({schema(ProbabilityInputs, Options)}) -> "
+    "(Tensor cross_entropy, Tensor lse, Tensor maximum, Tensor log_sum, Tensor sums)",
     _forward,
     _fake_forward,
     flops=lambda x, weight, *_: 2 * x.numel() * weight.shape[0],
@@ -66,20 +67,20 @@ class _ProbabilityTargets(Function):
     def forward(ctx, run, options, *tensors):  # type: ignore[no-untyped-def]
         ctx.options, ctx.weight_grad = options, tensors[-1]
         ctx.set_materialize_grads(False)
-        found, lse, sums = run(*tensors, *options)
-        ctx.save_for_backward(*tensors[:-1], lse, sums)
-        ctx.mark_non_differentiable(sums)
-        return found, lse, sums
+        found, lse, *known = run(*tensors, *options)
+        ctx.save_for_backward(*tensors[:-1], *known)
+        ctx.mark_non_differentiable(*known)
+        return found, lse, *known
 
     @staticmethod
-    def backward(ctx, dfound, dlse, dsums):  # type: ignore[no-untyped-def]
-        *tensors, lse, sums = ctx.saved_tensors
-        a = zero = torch.zeros_like(lse)  # nothing is changed in place: there may be several gradients at once
+    def backward(ctx, dfound, dlse, *_):  # type: ignore[no-untyped-def]
+        *tensors, maximum, log, sums = ctx.saved_tensors
+        a = zero = torch.zeros_like(log)  # nothing is changed in place: there may be several gradients at once
         if dfound is not None:
             a = a + dfound * sums
         if dlse is not None:
             a = a + dlse
-        return _GRADIENT(ctx, (torch.stack((lse, a, zero, zero, zero)), dfound), tensors)
+        return _GRADIENT(ctx, (torch.stack((maximum, log, a, zero, zero, zero)), dfound), tensors)
 
 
 def _recorded(run, *arguments):  # type: ignore[no-untyped-def]
@@ -113,7 +114,7 @@ def probability_loss(inputs: ProbabilityInputs, token_weight: Tensor | None, opt
     if is_distributed(inputs):
         raise ValueError("target has probabilities and must be int64 or int32 where there are DTensors.")
     flat = inputs._replace(x=x.reshape(-1, x.shape[-1]), probs=target.reshape(-1, target.shape[-1]))
-    loss, lse, _ = OPERATORS("probability_targets", *flat, *options)
+    loss, lse, *_ = OPERATORS("probability_targets", *flat, *options)
     z_loss = options.lse_square_scale * lse.square()
     weights = None if token_weight is None else checked_token_weight(token_weight, x, shape).reshape(-1)
     if options.lse_square_scale:

@@ -8,14 +8,14 @@ import torch
 from npu_tiling.pytorch.exporting import exported
 from torch import Tensor
 
-# Rows of the tensor of statistics [6, tokens]: the largest z, the sum of exp(z - largest), the z of the target, the sum of
-# (weighted) z, the sum of exp(z - largest) (z - largest), and the column of the first largest z. Where
-# exponentials take the place of logits, the reference k takes that of the largest z.
-MAXIMUM, SUM, TARGET, TOTAL, DOT, PLACE = range(6)
-STATISTICS = 6
+# Rows of the tensor of statistics [7, tokens]: the largest z, the sum of exp(z - largest), the z of the target, the sum of
+# w (z - largest) with w the columns' weights or 1, the sum of exp(z - largest) (z - largest), the column of the first
+# largest z, and the sum of w. Where exponentials take the place of logits, the reference k takes that of the largest z.
+MAXIMUM, SUM, TARGET, TOTAL, DOT, PLACE, WEIGHT = range(7)
+STATISTICS = 7
 SAVED, SAVED_ENTROPY = 3, 5  # how many of these, the first ones, the gradient needs: without and with an entropy
-# Rows of the tensor of coefficients [5, tokens]: L, and the factors of the gradient p (a + q z) - c w - b [column = target].
-LSE, A, B, C, Q = range(5)
+# Rows of the tensor of coefficients [5, tokens]: k, that of the statistics, and factors of the gradient, see formula.py.
+REFERENCE, A, B, C, Q = range(5)
 COEFFICIENTS = 5
 # These stand for a column: the target is outside the vocabulary, or ignored.
 NO_COLUMN, IGNORED = -1, -2
@@ -119,3 +119,8 @@ def rebased(maximum: Tensor, total: Tensor, dot: Tensor, top: Tensor) -> tuple[T
     moved = maximum - top
     scale = torch.exp(moved)
     return total * scale, scale * (dot + moved * total)
+
+
+def rebased_total(maximum: Tensor, total: Tensor, weight: Tensor, top: Tensor) -> Tensor:
+    """The sum of w (z - maximum), for another maximum; `weight`: the sum of w."""
+    return total + (maximum - top) * weight

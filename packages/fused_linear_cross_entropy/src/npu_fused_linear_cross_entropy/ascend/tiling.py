@@ -24,6 +24,7 @@ _NUMBERS = 8  # fp32 numbers of 32 bytes, which the numbers of a row's tiles are
 # arithmetic. Below that it still compiles, but CANN 9.0 and later put temporaries where the next block is being loaded.
 _OVERLAPPING_BYTES = {ChunkKernel.BOTH: 53, ChunkKernel.KEEP: 53, ChunkKernel.EXPONENTIALS: 28}
 _ROW_VALUES = 6  # padded to 32 bytes each
+_WEIGHT_TILES = 3  # fp32: weights of columns, of those before, and what one of them is multiplied by
 _ROW_TILES = 7  # fp32, of a tile that is a whole row
 _DISTILLATION_TILES = 14  # fp32, of whole rows of a student's logits and a teacher's
 _DISTILLATION_SUMS = 3  # more of them where running sums are kept from tile to tile
@@ -148,7 +149,9 @@ def tiles(shape: ChunkShape, device: Device, tail: int, *, streams: bool) -> lis
     if computes_statistics:
         found.append(Tile("running maxima and sums", block, FP32, 4))
         if shape.smoothed:
-            found.append(Tile("running sums of z", block, FP32))
+            of_z = 1 if shape.kernel is ChunkKernel.DISTRIBUTIONS else 3  # whose other sums leave it memory
+            found.append(Tile("running sums of z", block, FP32, of_z + _WEIGHT_TILES * shape.weighted))
+            found.append(Tile("where maxima rise, a bit of each element", (1, "BLOCK_N"), 1))
         if shape.argmax:
             found.append(Tile("places of maxima", block, FP32 + FP32 // 2, 2))
         if shape.entropy:

@@ -1,9 +1,9 @@
 """The kernel of distillation: the divergence of each row of a student's logits from a teacher's, and its gradient in the
 place of the student's logits. Formulas: divergences.py.
 
-Tiles: as in two_sweeps.py, of both matrices. The first sweeps compute log sum exp, one of each matrix, and where labels have
-a weight and T is not 1, one more of the student's at T = 1. The next computes the sums of a row, the last one, backwards,
-the gradient. "forward_kl" needs no sums for its gradient: the last sweep sums its loss.
+Tiles: as in two_sweeps.py, of both matrices. The first sweeps compute maxima and log sum exp, one of each matrix, and where
+labels have a weight and T is not 1, one more of the student's at T = 1. The next computes the sums of a row, the last one,
+backwards, the gradient. "forward_kl" needs no sums for its gradient: the last sweep sums its loss.
 A temperature is part of the scales and softcaps: c tanh(s z / c) / T = (c / T) tanh((s / T) z / (c / T)).
 """
 
@@ -31,15 +31,17 @@ def load_both(
 
 @triton.jit
 def divergence_sums(
-    p_row, p_teacher_row, b_tail, b_teacher_tail, b_lse, b_teacher_lse, s_row, s_teacher, n_rows, p_bias, p_teacher_bias,
-    logit_scale, softcap, teacher_scale, teacher_softcap, beta, N: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, DIVERGENCE: tl.constexpr
+    p_row, p_teacher_row, b_tail, b_teacher_tail, b_max, b_log, b_teacher_max, b_teacher_log, s_row, s_teacher, n_rows,
+    p_bias, p_teacher_bias, logit_scale, softcap, teacher_scale, teacher_softcap, beta, N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DIVERGENCE: tl.constexpr
 ):  # fmt: skip
     """D and k, [BLOCK_M] each, of a tile of rows, whose columns behind the last whole block the tails have."""
     N_FULL: tl.constexpr = N // BLOCK_N * BLOCK_N
     b_loss, b_k = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
     if N > N_FULL:
-        b_last, b_last_slope, _ = divergence_terms(b_tail, b_teacher_tail, b_lse, b_teacher_lse, beta, DIVERGENCE)
+        b_last, b_last_slope, _ = divergence_terms(
+            b_tail, b_teacher_tail, b_max, b_log, b_teacher_max, b_teacher_log, beta, DIVERGENCE
+        )
         b_last, b_last_slope = inside(b_last, 0.0, N - N_FULL), inside(b_last_slope, 0.0, N - N_FULL)
         b_loss += tl.sum(b_last, axis=1)
         b_k += tl.sum(b_last_slope, axis=1)
@@ -50,7 +52,9 @@ def divergence_sums(
                 p_row, p_teacher_row, i_col, s_row, s_teacher, n_rows, p_bias, p_teacher_bias, logit_scale, softcap,
                 teacher_scale, teacher_softcap, BLOCK_N, BLOCK_M, BLOCK_N
             )  # fmt: skip
-            b_term, b_slope, b_p = divergence_terms(b_z, b_teacher, b_lse, b_teacher_lse, beta, DIVERGENCE)
+            b_term, b_slope, b_p = divergence_terms(
+                b_z, b_teacher, b_max, b_log, b_teacher_max, b_teacher_log, beta, DIVERGENCE
+            )
             b_terms += b_term
             if DIVERGENCE == "jensen_shannon" or DIVERGENCE == "total_variation":
                 b_slopes += b_slope
@@ -63,20 +67,20 @@ def divergence_sums(
 
 @triton.jit
 def store_gradient(
-    p_out, b_z, b_slope, b_p, b_k, b_soft, b_hard, b_hard_lse, b_column, m_counted, i_col, s_out, n_rows, logit_scale,
-    softcap, temperature, COLUMNS: tl.constexpr, BARRIER: tl.constexpr
+    p_out, b_z, b_slope, b_p, b_k, b_soft, b_hard, b_max, b_hard_log, b_column, m_counted, i_col, s_out, n_rows,
+    logit_scale, softcap, temperature, COLUMNS: tl.constexpr, BARRIER: tl.constexpr
 ):  # fmt: skip
     """Stores the gradient of a tile of the student's raw logits.
 
     Args:
         b_soft, b_hard: [BLOCK_M], factors of the divergence's gradient and of the cross entropy's; b_hard: None for none.
-        b_hard_lse: [BLOCK_M], log sum exp of (temperature * z), the logits at T = 1; where T is 1, the temperature is
-            None and p serves both.
+        b_max, b_hard_log: [BLOCK_M], the largest z, and log sum exp(temperature (z - largest)), of the logits at T = 1;
+            where T is 1, the temperature is None and p serves both.
     """
     b_g = (b_slope - b_p * b_k[:, None]) * b_soft[:, None]
     if b_hard is not None:
         if temperature is not None:
-            b_p = tl.exp(b_z * temperature - b_hard_lse[:, None])
+            b_p = tl.exp((b_z - b_max[:, None]) * temperature - b_hard_log[:, None])
         b_g += b_hard[:, None] * tl.where(is_column(b_column - i_col, b_z.shape[1]), b_p - 1.0, b_p)
     b_g = tl.where(m_counted, gradient_of_raw(b_g, b_z, None, logit_scale, softcap), 0.0)
     store_tile(p_out, b_g, i_col, s_out, n_rows, COLUMNS, BARRIER)
@@ -133,23 +137,23 @@ def distillation_kernel(
         n_read = None if PADDED else n_left
         p_teacher_row = p_teacher + i_row.to(tl.int64) * s_teacher
         b_tail = load_tail(p_row, s_student, n_read, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N)
-        b_lse = log_sum_exp(p_row, b_tail, s_student, n_read, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N)
-        b_hard_lse, b_column = b_lse, i_row
+        b_max, b_log = log_sum_exp(p_row, b_tail, s_student, n_read, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N)
+        b_hard_log, b_column = b_log, i_row
         if HARD:
             b_column = tl.load(p_target + i_row + o_row, mask=m_row, other=-1)  # [BLOCK_M]
             if TEMPERED:
-                b_hard_lse = log_sum_exp(
+                _, b_hard_log = log_sum_exp(
                     p_row, b_tail * temperature, s_student, n_read, p_bias,
                     logit_scale * temperature if SCALED else temperature, softcap * temperature if SOFTCAP else None,
                     N, BLOCK_M, BLOCK_N
                 )  # fmt: skip
             m_here, b_safe = target_column(b_column, N)
             b_target = target_logit(p_row, m_here, b_safe, s_student, n_left, p_bias, logit_scale, softcap)
-            tl.store(p_losses + s_losses + i_row + o_row, b_hard_lse - b_target * temperature, mask=m_row)
+            tl.store(p_losses + s_losses + i_row + o_row, (b_max - b_target) * temperature + b_hard_log, mask=m_row)
         b_teacher_tail = load_tail(
             p_teacher_row, s_teacher, n_read, p_teacher_bias, teacher_scale, teacher_softcap, N, BLOCK_M, BLOCK_N, TAIL_N
         )
-        b_teacher_lse = log_sum_exp(
+        b_teacher_max, b_teacher_log = log_sum_exp(
             p_teacher_row, b_teacher_tail, s_teacher, n_read, p_teacher_bias, teacher_scale, teacher_softcap, N, BLOCK_M,
             BLOCK_N
         )  # fmt: skip
@@ -162,8 +166,9 @@ def distillation_kernel(
                     teacher_scale, teacher_softcap, N - N_FULL, BLOCK_M, TAIL_N
                 )  # fmt: skip
             b_loss, b_k = divergence_sums(
-                p_row, p_teacher_row, b_tail, b_teacher_tail, b_lse, b_teacher_lse, s_student, s_teacher, n_read, p_bias,
-                p_teacher_bias, logit_scale, softcap, teacher_scale, teacher_softcap, beta, N, BLOCK_M, BLOCK_N, DIVERGENCE
+                p_row, p_teacher_row, b_tail, b_teacher_tail, b_max, b_log, b_teacher_max, b_teacher_log, s_student,
+                s_teacher, n_read, p_bias, p_teacher_bias, logit_scale, softcap, teacher_scale, teacher_softcap, beta, N,
+                BLOCK_M, BLOCK_N, DIVERGENCE
             )  # fmt: skip
         if p_gradient is not None:
             b_factor = tl.load(p_factors + i_row + o_row, mask=m_row, other=0.0)
@@ -180,11 +185,11 @@ def distillation_kernel(
                 b_loss = tl.zeros([BLOCK_M], tl.float32)
             if TAIL_N > 0:
                 b_last, b_last_slope, b_last_p = divergence_terms(
-                    b_tail, b_teacher_tail, b_lse, b_teacher_lse, beta, DIVERGENCE
+                    b_tail, b_teacher_tail, b_max, b_log, b_teacher_max, b_teacher_log, beta, DIVERGENCE
                 )
                 store_gradient(
-                    p_out, b_tail, b_last_slope, b_last_p, b_k, b_soft, b_hard, b_hard_lse, b_column, m_counted, N_FULL,
-                    s_gradient, n_left, logit_scale, softcap, hard_temperature, N - N_FULL, BARRIER
+                    p_out, b_tail, b_last_slope, b_last_p, b_k, b_soft, b_hard, b_max, b_hard_log, b_column, m_counted,
+                    N_FULL, s_gradient, n_left, logit_scale, softcap, hard_temperature, N - N_FULL, BARRIER
                 )  # fmt: skip
                 if DIVERGENCE == "forward_kl":
                     b_loss += tl.sum(inside(b_last, 0.0, N - N_FULL), axis=1)
@@ -196,10 +201,12 @@ def distillation_kernel(
                         p_row, p_teacher_row, i_col, s_student, s_teacher, n_read, p_bias, p_teacher_bias, logit_scale,
                         softcap, teacher_scale, teacher_softcap, BLOCK_N, BLOCK_M, BLOCK_N
                     )  # fmt: skip
-                    b_term, b_slope, b_p = divergence_terms(b_z, b_teacher, b_lse, b_teacher_lse, beta, DIVERGENCE)
+                    b_term, b_slope, b_p = divergence_terms(
+                        b_z, b_teacher, b_max, b_log, b_teacher_max, b_teacher_log, beta, DIVERGENCE
+                    )
                     store_gradient(
-                        p_out, b_z, b_slope, b_p, b_k, b_soft, b_hard, b_hard_lse, b_column, m_counted, i_col, s_gradient,
-                        n_left, logit_scale, softcap, hard_temperature, BLOCK_N, BARRIER
+                        p_out, b_z, b_slope, b_p, b_k, b_soft, b_hard, b_max, b_hard_log, b_column, m_counted, i_col,
+                        s_gradient, n_left, logit_scale, softcap, hard_temperature, BLOCK_N, BARRIER
                     )  # fmt: skip
                     if DIVERGENCE == "forward_kl":
                         b_terms += b_term

@@ -7,8 +7,8 @@ two_sweeps.py.
 import triton
 import triton.language as tl
 
-from ..formula import LOWEST, at_rate, gradient_of_raw, inside, merge_squares, merge_statistics
-from .statistics import VANISHES, statistics_of_rows
+from ..formula import LOWEST, VANISHES, at_rate, gradient_of_raw, inside, merge_squares, merge_statistics
+from .statistics import statistics_of_rows
 from .tile import load_logits, load_tail, store_tile, tile_of_rows
 
 
@@ -42,10 +42,11 @@ def distribution_statistics_kernel(
         if p_rates is not None:
             b_rate = tl.load(p_rates + (i_row + o_row), mask=m_row, other=1.0)  # [BLOCK_M]
         b_tail = load_tail(p_row, s_logits, n_read, None, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N)
-        b_max, b_sum, b_total, b_dot, b_index, b_squares = statistics_of_rows(
+        b_max, b_sum, b_total, b_dot, b_index, b_squares, _ = statistics_of_rows(
             p_row, at_rate(b_tail, b_rate), s_logits, n_read, b_rate, None, None, logit_scale, softcap, N, BLOCK_M,
             BLOCK_N, True, True, False, True
         )  # fmt: skip
+        b_total += b_max * N
         p_out = p_statistics + i_row + o_row
         if MERGE:
             b_max0 = tl.load(p_out, mask=m_row, other=0.0)
@@ -66,16 +67,16 @@ def distribution_statistics_kernel(
 
 @triton.jit
 def store_gradient(
-    p_out, b_z, b_lse, b_a, b_b, b_c, b_d, b_rate, i_col, s_out, n_rows, logit_scale, softcap, COLUMNS: tl.constexpr,
+    p_out, b_z, b_max, b_a, b_b, b_c, b_d, b_rate, i_col, s_out, n_rows, logit_scale, softcap, COLUMNS: tl.constexpr,
     DOTS: tl.constexpr, BARRIER: tl.constexpr
 ):  # fmt: skip
-    """Stores the gradient of a tile of raw logits. With DOTS, returns sums [BLOCK_M] of (z - L) times the gradient of z."""
-    b_log = tl.maximum(b_z - b_lse[:, None], VANISHES)
-    b_p = tl.exp(b_log)
-    b_g = b_p * (b_a[:, None] + b_b[:, None] * b_log + b_c[:, None] * b_p) + b_d[:, None]
-    b_dot = b_lse * 0.0
+    """Stores the gradient of a tile of raw logits. With DOTS, returns sums [BLOCK_M] of (z - k) times the gradient of z."""
+    b_below = tl.maximum(b_z - b_max[:, None], VANISHES)
+    b_e = tl.exp(b_below)
+    b_g = b_e * (b_a[:, None] + b_b[:, None] * b_below + b_c[:, None] * b_e) + b_d[:, None]
+    b_dot = b_max * 0.0
     if DOTS:
-        b_dot = tl.sum(inside(b_g * tl.maximum(b_z - b_lse[:, None], LOWEST), 0.0, COLUMNS), axis=1)
+        b_dot = tl.sum(inside(b_g * tl.maximum(b_z - b_max[:, None], LOWEST), 0.0, COLUMNS), axis=1)
     b_g = gradient_of_raw(b_g, b_z, b_rate, logit_scale, softcap)
     store_tile(p_out, b_g, i_col, s_out, n_rows, COLUMNS, BARRIER)
     return b_dot
@@ -86,8 +87,8 @@ def distribution_gradient_kernel(
     p_logits,  # [rows, N], some columns
     p_rates,  # fp32 [rows]
     p_gradient,  # [rows, N], over the logits' memory
-    p_coefficients,  # fp32 [5, rows]: L, a, b, c, d
-    p_dots,  # fp32 [rows]: gets the sum of (z - L) times the gradient of z
+    p_coefficients,  # fp32 [6, rows]: k, log S, a, b, c, d
+    p_dots,  # fp32 [rows]: gets the sum of (z - k) times the gradient of z
     n_rows,
     s_logits,
     s_gradient,
@@ -114,16 +115,19 @@ def distribution_gradient_kernel(
         if p_rates is not None:
             b_rate = tl.load(p_rates + (i_row + o_row), mask=m_row, other=1.0)  # [BLOCK_M]
         p_in = p_coefficients + i_row + o_row
-        b_lse = tl.load(p_in, mask=m_row, other=0.0)
-        b_a = tl.load(p_in + s_coefficients, mask=m_row, other=0.0)
-        b_b = tl.load(p_in + 2 * s_coefficients, mask=m_row, other=0.0)
-        b_c = tl.load(p_in + 3 * s_coefficients, mask=m_row, other=0.0)
-        b_d = tl.load(p_in + 4 * s_coefficients, mask=m_row, other=0.0)
-        b_dot = b_lse * 0.0
+        b_max = tl.load(p_in, mask=m_row, other=0.0)
+        b_log = tl.load(p_in + s_coefficients, mask=m_row, other=0.0)
+        b_a = tl.load(p_in + 2 * s_coefficients, mask=m_row, other=0.0)
+        b_b = tl.load(p_in + 3 * s_coefficients, mask=m_row, other=0.0)
+        b_c = tl.load(p_in + 4 * s_coefficients, mask=m_row, other=0.0)
+        b_d = tl.load(p_in + 5 * s_coefficients, mask=m_row, other=0.0)
+        b_inverse = tl.exp(-b_log)
+        b_a, b_b, b_c = (b_a - b_b * b_log) * b_inverse, b_b * b_inverse, b_c * b_inverse * b_inverse
+        b_dot = b_max * 0.0
         if TAIL_N > 0:
             b_tail = load_tail(p_row, s_logits, n_left, None, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N)
             b_dot += store_gradient(
-                p_out, at_rate(b_tail, b_rate), b_lse, b_a, b_b, b_c, b_d, b_rate, N_FULL, s_gradient, n_left, logit_scale,
+                p_out, at_rate(b_tail, b_rate), b_max, b_a, b_b, b_c, b_d, b_rate, N_FULL, s_gradient, n_left, logit_scale,
                 softcap, N - N_FULL, p_dots is not None, BARRIER
             )  # fmt: skip
         if N_FULL > 0:
@@ -131,7 +135,7 @@ def distribution_gradient_kernel(
                 i_col = N_FULL - BLOCK_N - i_block
                 b_z = load_logits(p_row, i_col, s_logits, n_left, None, logit_scale, softcap, BLOCK_N, BLOCK_M, BLOCK_N)
                 b_dot += store_gradient(
-                    p_out, at_rate(b_z, b_rate), b_lse, b_a, b_b, b_c, b_d, b_rate, i_col, s_gradient, n_left, logit_scale,
+                    p_out, at_rate(b_z, b_rate), b_max, b_a, b_b, b_c, b_d, b_rate, i_col, s_gradient, n_left, logit_scale,
                     softcap, BLOCK_N, p_dots is not None, BARRIER
                 )  # fmt: skip
         if p_dots is not None:

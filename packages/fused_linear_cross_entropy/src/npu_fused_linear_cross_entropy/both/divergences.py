@@ -20,9 +20,19 @@ MOST_APART: tl.constexpr = tl.constexpr(80.0)  # of t - s: e^80 is in fp32's ran
 
 
 @triton.jit
-def divergence_terms(b_z, b_teacher, b_lse, b_teacher_lse, beta, DIVERGENCE: tl.constexpr):
-    """f, h and p, [BLOCK_M, BLOCK_N] each, of a tile of both logits; L of both rows, [BLOCK_M]."""
-    b_s, b_t = b_z - b_lse[:, None], b_teacher - b_teacher_lse[:, None]
+def log_probabilities(b_z, b_max, b_log):
+    """z less its row's log sum exp, in two steps: their sum, rounded, would lose digits of large logits."""
+    return (b_z - b_max[:, None]) - b_log[:, None]
+
+
+@triton.jit
+def divergence_terms(b_z, b_teacher, b_max, b_log, b_teacher_max, b_teacher_log, beta, DIVERGENCE: tl.constexpr):
+    """f, h and p, [BLOCK_M, BLOCK_N] each, of a tile of both logits.
+
+    Args:
+        b_max, b_log, b_teacher_max, b_teacher_log: [BLOCK_M], the largest logits k of rows, and log sum exp(z - k).
+    """
+    b_s, b_t = log_probabilities(b_z, b_max, b_log), log_probabilities(b_teacher, b_teacher_max, b_teacher_log)
     b_p = tl.exp(b_s)
     if DIVERGENCE == "forward_kl":
         b_q = tl.exp(b_t)

@@ -16,7 +16,7 @@ def cross_entropy_keep_kernel(
     p_kept,  # [rows, N], other memory
     p_target,  # int32 [rows], negative: none
     p_class_weight,  # [N]
-    p_statistics,  # fp32 [6, rows], as in two_sweeps.py
+    p_statistics,  # fp32 [7, rows], as in two_sweeps.py
     p_largest,  # fp32 [rows]: the row maximum subtracted from the logits that are kept
     n_rows,
     s_logits,

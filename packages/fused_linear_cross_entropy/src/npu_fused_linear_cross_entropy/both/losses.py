@@ -7,7 +7,7 @@ Tiles and sums are as in targets.py.
 import triton
 import triton.language as tl
 
-from ..formula import merge_statistics, row_coefficients
+from ..formula import merge_statistics, merge_totals, row_coefficients
 from .targets import IGNORED, PARTIAL_WIDTH, add_partials, partial_number, partial_row, store_first
 
 
@@ -25,7 +25,7 @@ def store_sums(loss, z_loss, right, p_factors, p_loss, p_z_loss, p_accuracy, RED
 
 @triton.jit(do_not_specialize=["n_rows", "s_statistics", "vocab_size"])
 def cross_entropy_losses_kernel(
-    p_statistics,  # fp32 [6, rows], see two_sweeps.py
+    p_statistics,  # fp32 [7, rows], see two_sweeps.py
     p_columns,  # int32 [rows]
     p_target_weight,  # fp32 [rows]
     p_factors,  # fp32 [PARTIAL_WIDTH]: of the loss, of the z-loss, the sum of the class weights, how many rows count
@@ -60,8 +60,9 @@ def cross_entropy_losses_kernel(
         b_column = tl.load(p_columns + i_row + o_row, mask=m_row, other=IGNORED).to(tl.float32)  # [BLOCK_M]
         b_sum = tl.load(p_row + s_statistics, mask=m_row, other=1.0)
         b_log = tl.log(b_sum)
-        b_lse = tl.load(p_row, mask=m_row, other=0.0) + b_log
-        b_nll = b_lse - tl.load(p_row + 2 * s_statistics, mask=m_row, other=0.0)
+        b_reference = tl.load(p_row, mask=m_row, other=0.0)
+        b_nll = (b_reference - tl.load(p_row + 2 * s_statistics, mask=m_row, other=0.0)) + b_log
+        b_lse = b_reference + b_log
         b_loss = b_nll
         if p_target_weight is not None:
             b_loss *= tl.load(p_target_weight + i_row + o_row, mask=m_row, other=0.0)
@@ -71,7 +72,7 @@ def cross_entropy_losses_kernel(
             if p_target_weight is not None:
                 weights = tl.load(p_factors + 2)
             b_total = tl.load(p_row + 3 * s_statistics, mask=m_row, other=0.0)
-            b_loss = (1.0 - smoothing) * b_loss + per_column * (b_lse * weights - b_total)
+            b_loss = (1.0 - smoothing) * b_loss + per_column * (b_log * weights - b_total)
         b_loss *= tl.load(p_factors)
         if Z_LOSS:
             b_z_loss = z_scale * b_lse * b_lse * tl.load(p_factors + 1)
@@ -147,13 +148,13 @@ def load_upstream(p_value, o_row, m_row, EACH: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n_rows", "s_statistics", "s_coefficients", "vocab_size"])
 def cross_entropy_coefficients_kernel(
-    p_statistics,  # fp32 [6, rows]
+    p_statistics,  # fp32 [7, rows]
     p_columns,  # int32 [rows]
     p_target_weight,  # fp32 [rows]
     p_factors,  # fp32 [PARTIAL_WIDTH], as above, of the gradient
     p_dloss,  # fp32 [rows] or one number; with LOSS, None for 1
     p_dentropy,  # fp32 [rows] or one number
-    p_coefficients,  # fp32 [5, rows]: L, a, b, c, q
+    p_coefficients,  # fp32 [5, rows]: k, a, b, c, q
     n_rows,
     s_statistics,
     s_coefficients,
@@ -176,8 +177,7 @@ def cross_entropy_coefficients_kernel(
         p_out = p_coefficients + i_row + o_row
         b_column = tl.load(p_columns + i_row + o_row, mask=m_row, other=IGNORED).to(tl.float32)  # [BLOCK_M]
         b_sum = tl.load(p_row + s_statistics, mask=m_row, other=1.0)
-        b_log = tl.log(b_sum)
-        b_lse = tl.load(p_row, mask=m_row, other=0.0) + b_log
+        b_reference = tl.load(p_row, mask=m_row, other=0.0)
         b_zero = b_column * 0.0  # computed in each iteration, so that stores overlap
         b_a, b_b, b_c, b_q = b_zero, b_zero, b_zero, b_zero
         if LOSS:
@@ -192,38 +192,39 @@ def cross_entropy_coefficients_kernel(
             if TOKEN_SCALING:
                 b_z = tl.load(p_row + 2 * s_statistics, mask=m_row, other=0.0)
             b_a, b_b, b_c = row_coefficients(
-                b_main, b_of_z_loss, b_weight, p_factors + 2, b_lse, b_z, smoothing,
+                b_main, b_of_z_loss, b_weight, p_factors + 2, b_reference, b_sum, b_z, smoothing,
                 smoothing / vocab_size.to(tl.float32), z_scale, p_target_weight is not None, True, True, TOKEN_SCALING
             )  # fmt: skip
         if p_dentropy is not None:
             b_on = load_upstream(p_dentropy, i_row + o_row, m_row, EACH_ENTROPY)
             b_q = tl.where(b_column != 1.0 * IGNORED, -b_on, 0.0)
             b_dot = tl.load(p_row + 4 * s_statistics, mask=m_row, other=0.0)
-            b_a -= b_q * (b_lse - (b_log - b_dot / b_sum))
-        tl.store(p_out, b_lse, mask=m_row)
-        tl.store(p_out + s_coefficients, b_a, mask=m_row)
+            b_a -= b_q * (b_dot / b_sum)
+        tl.store(p_out, b_reference, mask=m_row)
+        tl.store(p_out + s_coefficients, b_a / b_sum, mask=m_row)
         tl.store(p_out + 2 * s_coefficients, b_b, mask=m_row)
         tl.store(p_out + 3 * s_coefficients, b_c, mask=m_row)
         if ENTROPY:
-            tl.store(p_out + 4 * s_coefficients, b_q, mask=m_row)
+            tl.store(p_out + 4 * s_coefficients, b_q / b_sum, mask=m_row)
 
 
 @triton.jit
 def load_statistics(p_row, s_statistics, m_row):
-    """The six statistics of rows."""
+    """The seven statistics of rows."""
     b_max = tl.load(p_row, mask=m_row, other=0.0)
     b_sum = tl.load(p_row + s_statistics, mask=m_row, other=1.0)
     b_z = tl.load(p_row + 2 * s_statistics, mask=m_row, other=0.0)
     b_total = tl.load(p_row + 3 * s_statistics, mask=m_row, other=0.0)
     b_dot = tl.load(p_row + 4 * s_statistics, mask=m_row, other=0.0)
     b_place = tl.load(p_row + 5 * s_statistics, mask=m_row, other=0.0)
-    return b_max, b_sum, b_z, b_total, b_dot, b_place
+    b_weight = tl.load(p_row + 6 * s_statistics, mask=m_row, other=0.0)
+    return b_max, b_sum, b_z, b_total, b_dot, b_place, b_weight
 
 
 @triton.jit(do_not_specialize=["n_rows", "s_statistics", "n_ranks"])
 def cross_entropy_join_kernel(
-    p_parts,  # fp32 [ranks, 6, rows], contiguous: statistics of each rank's columns
-    p_statistics,  # fp32 [6, rows]: of all columns
+    p_parts,  # fp32 [ranks, 7, rows], contiguous: statistics of each rank's columns
+    p_statistics,  # fp32 [7, rows]: of all columns
     n_rows,
     s_statistics,
     n_ranks,
@@ -235,16 +236,17 @@ def cross_entropy_join_kernel(
         i_row = i_tile * BLOCK_M
         m_row = o_row < n_rows - i_row
         p_part = p_parts + i_row + o_row
-        b_max, b_sum, b_z, b_total, b_dot, b_place = load_statistics(p_part, n_rows, m_row)
+        b_max, b_sum, b_z, b_total, b_dot, b_place, b_weight = load_statistics(p_part, n_rows, m_row)
         for i_rank in tl.range(1, n_ranks):
-            p_next = p_part + i_rank.to(tl.int64) * (6 * n_rows)
-            b_max1, b_sum1, b_z1, b_total1, b_dot1, b_place1 = load_statistics(p_next, n_rows, m_row)
+            p_next = p_part + i_rank.to(tl.int64) * (7 * n_rows)
+            b_max1, b_sum1, b_z1, b_total1, b_dot1, b_place1, b_weight1 = load_statistics(p_next, n_rows, m_row)
+            b_total = merge_totals(b_max, b_total, b_weight, b_max1, b_total1, b_weight1)
             b_place = tl.where(b_max1 == b_max, tl.minimum(b_place, b_place1), b_place)  # the first of equal maxima
             b_max, b_sum, b_dot, b_place = merge_statistics(
                 b_max, b_sum, b_dot, b_place, b_max1, b_sum1, b_dot1, b_place1, True, True
             )
             b_z += b_z1
-            b_total += b_total1
+            b_weight += b_weight1
         p_out = p_statistics + i_row + o_row
         tl.store(p_out, b_max, mask=m_row)
         tl.store(p_out + s_statistics, b_sum, mask=m_row)
@@ -252,3 +254,4 @@ def cross_entropy_join_kernel(
         tl.store(p_out + 3 * s_statistics, b_total, mask=m_row)
         tl.store(p_out + 4 * s_statistics, b_dot, mask=m_row)
         tl.store(p_out + 5 * s_statistics, b_place, mask=m_row)
+        tl.store(p_out + 6 * s_statistics, b_weight, mask=m_row)

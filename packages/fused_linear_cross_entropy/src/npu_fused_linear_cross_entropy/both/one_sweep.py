@@ -1,4 +1,4 @@
-"""Kernels of the cross entropy in one sweep: E overwrites the logits, and v and g follow once L is known. See formula.py.
+"""Kernels of the cross entropy in one sweep: E overwrites the logits, and v and g follow once S is known. See formula.py.
 
 Logits are read once, and E is written once. A row's tail is the first tile, then blocks of columns from the last to the
 first. k is the maximum of the first tile, rounded. A tile whose maximum exceeds k by more than SWEEP_LIMIT raises k; at the
@@ -79,7 +79,7 @@ def cross_entropy_exponentials_kernel(
     p_exponentials,  # [rows, N], over the logits' memory or elsewhere
     p_target,  # int32 [rows], negative: none
     p_bias,  # [N]
-    p_statistics,  # fp32 [6, rows]: k, sum of exp(z - k), the target's z
+    p_statistics,  # fp32 [7, rows]: k, sum of exp(z - k), the target's z
     p_reference,  # fp32 [rows]: k after these columns
     n_rows,
     s_logits,
@@ -138,7 +138,7 @@ def cross_entropy_settle_kernel(
     p_target_logit,  # fp32 [rows]: z of the targets
     p_reference,  # fp32 [rows]: k of these exponentials
     p_last,  # fp32 [rows]: the final k
-    p_coefficients,  # fp32 [5, rows], of which the first three are L, a, b
+    p_coefficients,  # fp32 [5, rows], of which the first three are k, a, b
     p_v,  # fp32 [rows]
     p_gradient,  # fp32 [rows]: g, 0 of rows whose target is elsewhere
     n_rows,
@@ -154,7 +154,7 @@ def cross_entropy_settle_kernel(
     FIRST: tl.constexpr,  # the first chunk of columns stores every g, others those of their own targets
     SCALED: tl.constexpr,
 ):
-    """Runs once L is known: rescales E where k rose, sets the targets' elements to 0, and stores v and g."""
+    """Runs once S is known: rescales E where k rose, sets the targets' elements to 0, and stores v and g."""
     # time: rare: that a later column exceeds the first ones by 30
     # lint: allow scalar-loop: one element a row, the target's, is wherever it is
     # lint: allow single-buffer: compilers for an Ascend950 give the loop that stores the targets' elements one
@@ -172,7 +172,7 @@ def cross_entropy_settle_kernel(
         b_before = tl.load(p_reference + i_row + o_row, mask=m_row, other=0.0)
         b_reference = tl.load(p_last + i_row + o_row, mask=m_row, other=0.0)
         p_in = p_coefficients + i_row + o_row
-        b_lse = tl.load(p_in, mask=m_row, other=0.0)
+        b_of_sum = tl.load(p_in, mask=m_row, other=0.0)
         b_a = tl.load(p_in + s_coefficients, mask=m_row, other=0.0)
         b_b = tl.load(p_in + 2 * s_coefficients, mask=m_row, other=0.0)
         if tl.max(tl.where(b_reference > b_before, 1.0, 0.0), axis=0) > 0:
@@ -186,8 +186,8 @@ def cross_entropy_settle_kernel(
             tl.debug_barrier()  # other threads have stored the row
         p_element = p_out + o_row * s_exponentials + b_safe
         tl.store(p_element, tl.zeros([BLOCK_M], tl.float32).to(p_out.dtype.element_ty), mask=m_here & m_row)
-        b_v = b_a * tl.exp(b_reference - b_lse)
-        b_g = b_a * tl.exp(b_z - b_lse) - b_b
+        b_v = b_a * tl.exp(b_reference - b_of_sum)
+        b_g = b_a * tl.exp(b_z - b_of_sum) - b_b
         if logit_scale is not None:
             b_v *= logit_scale
             b_g *= logit_scale

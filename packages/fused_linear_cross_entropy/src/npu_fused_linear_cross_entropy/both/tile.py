@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ..formula import logits_of_raw
+from ..formula import VANISHES, logits_of_raw
 
 
 @triton.jit
@@ -115,11 +115,14 @@ def is_column(b_place, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def gradient_of_logits(b_z, b_lse, b_a, b_b, b_c, b_q, b_column, i_col, p_class_weight, COLUMNS: tl.constexpr):
-    """p (a + q z) - c w - b [column = target] of a tile; None for no c, no q, no class weights w."""
-    b_g = tl.exp(b_z - b_lse[:, None])
+def gradient_of_logits(
+    b_z, b_reference, b_a, b_b, b_c, b_q, b_column, i_col, p_class_weight, COLUMNS: tl.constexpr
+):  # fmt: skip
+    """exp(z - k) (a + q (z - k)) - c w - b [column = target] of a tile; None for no c, no q, no class weights w."""
+    b_d = b_z - b_reference[:, None]
+    b_g = tl.exp(b_d)
     if b_q is not None:
-        b_g *= b_a[:, None] + b_q[:, None] * b_z
+        b_g *= b_a[:, None] + b_q[:, None] * tl.maximum(b_d, VANISHES)  # 0 times minus infinity is no number
     else:
         b_g *= b_a[:, None]
     if b_c is not None:

@@ -11,43 +11,41 @@ logits. A narrower gradient lies in the upper half of its row, where no column i
 import triton
 import triton.language as tl
 
-from ..formula import RULED_OUT, gradient_of_raw, row_coefficients
+from ..formula import gradient_of_raw, row_coefficients
 from .statistics import store_statistics
 from .tile import gradient_of_logits, load_logits, load_tail, store_tile, tile_of_rows
 
 
 @triton.jit
 def store_gradient(
-    p_out, b_z, b_lse, b_a, b_b, b_c, b_q, b_column, i_col, s_out, n_rows, p_class_weight, logit_scale, softcap,
+    p_out, b_z, b_reference, b_a, b_b, b_c, b_q, b_column, i_col, s_out, n_rows, p_class_weight, logit_scale, softcap,
     COLUMNS: tl.constexpr, BARRIER: tl.constexpr
 ):  # fmt: skip
     """Stores the gradient of the raw logits of a tile, given z and the rows' factors."""
-    if (b_q is not None) and (softcap is None):  # q z of minus infinity times a p of 0 is no number
-        b_z = tl.maximum(b_z, RULED_OUT)
-    b_g = gradient_of_logits(b_z, b_lse, b_a, b_b, b_c, b_q, b_column, i_col, p_class_weight, COLUMNS)
+    b_g = gradient_of_logits(b_z, b_reference, b_a, b_b, b_c, b_q, b_column, i_col, p_class_weight, COLUMNS)
     b_g = gradient_of_raw(b_g, b_z, None, logit_scale, softcap)
     store_tile(p_out, b_g, i_col, s_out, n_rows, COLUMNS, BARRIER)
 
 
 @triton.jit
 def sweep_gradient(
-    p_row, p_out, b_tail, b_lse, b_a, b_b, b_c, b_q, b_column, s_row, s_out, n_rows, n_left, p_bias, p_class_weight,
+    p_row, p_out, b_tail, b_reference, b_a, b_b, b_c, b_q, b_column, s_row, s_out, n_rows, n_left, p_bias, p_class_weight,
     logit_scale, softcap, N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BARRIER: tl.constexpr
 ):  # fmt: skip
     """Stores the gradient of a tile of rows, whose columns behind the last whole block b_tail has, backwards."""
     N_FULL: tl.constexpr = N // BLOCK_N * BLOCK_N
     if N > N_FULL:
         store_gradient(
-            p_out, b_tail, b_lse, b_a, b_b, b_c, b_q, b_column, N_FULL, s_out, n_left, p_class_weight, logit_scale, softcap,
-            N - N_FULL, BARRIER
+            p_out, b_tail, b_reference, b_a, b_b, b_c, b_q, b_column, N_FULL, s_out, n_left, p_class_weight, logit_scale,
+            softcap, N - N_FULL, BARRIER
         )  # fmt: skip
     if N_FULL > 0:
         for i_block in tl.range(0, N_FULL, BLOCK_N):
             i_col = N_FULL - BLOCK_N - i_block
             b_z = load_logits(p_row, i_col, s_row, n_rows, p_bias, logit_scale, softcap, BLOCK_N, BLOCK_M, BLOCK_N)
             store_gradient(
-                p_out, b_z, b_lse, b_a, b_b, b_c, b_q, b_column, i_col, s_out, n_left, p_class_weight, logit_scale, softcap,
-                BLOCK_N, BARRIER
+                p_out, b_z, b_reference, b_a, b_b, b_c, b_q, b_column, i_col, s_out, n_left, p_class_weight, logit_scale,
+                softcap, BLOCK_N, BARRIER
             )  # fmt: skip
 
 
@@ -59,7 +57,7 @@ def cross_entropy_kernel(
     p_bias,  # [N]
     p_class_weight,  # [N]
     p_factors,  # fp32: of the loss, of the z-loss, the sum of the class weights
-    p_statistics,  # fp32 [6, rows]: maximum, sum of exp, target's z, sum of (weighted) z, sum of exp times z, first maximum
+    p_statistics,  # fp32 [7, rows], see rows.py
     n_rows,
     s_logits,
     s_gradient,
@@ -98,21 +96,20 @@ def cross_entropy_kernel(
             p_row, p_statistics, b_tail, b_column, i_row, m_row, s_logits, s_statistics, n_read, n_left, p_bias,
             p_class_weight, first, logit_scale, softcap, N, BLOCK_M, BLOCK_N, False, SMOOTHED, False, ARGMAX
         )  # fmt: skip
-        b_lse = b_max + tl.log(b_sum)
         b_main, b_of_z_loss, b_weight = tl.where(m_here, tl.load(p_factors), 0.0), 0.0, 0.0
         if Z_LOSS:
             b_of_z_loss = tl.where(m_here, tl.load(p_factors + 1), 0.0)
         if p_class_weight is not None:
             b_weight = tl.load(p_class_weight + b_safe).to(tl.float32)
         b_a, b_b, b_c = row_coefficients(
-            b_main, b_of_z_loss, b_weight, p_factors + 2, b_lse, b_z, smoothing, smoothing / N, z_scale,
+            b_main, b_of_z_loss, b_weight, p_factors + 2, b_max, b_sum, b_z, smoothing, smoothing / N, z_scale,
             p_class_weight is not None, SMOOTHED, Z_LOSS, TOKEN_SCALING
         )  # fmt: skip
         if TAIL_N > 0 and N >= BLOCK_N:  # not kept while the other columns are swept
             b_tail = load_tail(p_row, s_logits, n_read, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N)
         sweep_gradient(
-            p_row, p_out, b_tail, b_lse, b_a, b_b, b_c if SMOOTHED else None, None, b_column, s_logits, s_gradient, n_read,
-            n_left, p_bias, p_class_weight, logit_scale, softcap, N, BLOCK_M, BLOCK_N, BARRIER
+            p_row, p_out, b_tail, b_max, b_a / b_sum, b_b, b_c if SMOOTHED else None, None, b_column, s_logits, s_gradient,
+            n_read, n_left, p_bias, p_class_weight, logit_scale, softcap, N, BLOCK_M, BLOCK_N, BARRIER
         )  # fmt: skip
 
 
@@ -165,7 +162,7 @@ def cross_entropy_gradient_kernel(
     p_target,
     p_bias,
     p_class_weight,
-    p_coefficients,  # fp32 [5, rows]: L, a, b, c, q
+    p_coefficients,  # fp32 [5, rows]: k, a, b, c, q
     n_rows,
     s_logits,
     s_gradient,
@@ -193,7 +190,7 @@ def cross_entropy_gradient_kernel(
         p_out = p_gradient + i_row.to(tl.int64) * s_gradient
         b_column = tl.load(p_target + i_row + o_row, mask=m_row, other=-1) - first  # [BLOCK_M]
         p_in = p_coefficients + i_row + o_row
-        b_lse = tl.load(p_in, mask=m_row, other=0.0)
+        b_reference = tl.load(p_in, mask=m_row, other=0.0)
         b_a = tl.load(p_in + s_coefficients, mask=m_row, other=0.0)
         b_b = tl.load(p_in + 2 * s_coefficients, mask=m_row, other=0.0)
         b_c = tl.load(p_in + 3 * s_coefficients, mask=m_row, other=0.0)
@@ -202,6 +199,6 @@ def cross_entropy_gradient_kernel(
             b_q = tl.load(p_in + 4 * s_coefficients, mask=m_row, other=0.0)
         b_tail = load_tail(p_row, s_logits, n_left, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N)
         sweep_gradient(
-            p_row, p_out, b_tail, b_lse, b_a, b_b, b_c if SMOOTHED else None, b_q, b_column, s_logits, s_gradient, n_left,
-            n_left, p_bias, p_class_weight, logit_scale, softcap, N, BLOCK_M, BLOCK_N, BARRIER
+            p_row, p_out, b_tail, b_reference, b_a, b_b, b_c if SMOOTHED else None, b_q, b_column, s_logits, s_gradient,
+            n_left, n_left, p_bias, p_class_weight, logit_scale, softcap, N, BLOCK_M, BLOCK_N, BARRIER
         )  # fmt: skip

@@ -190,7 +190,7 @@ def cross_entropy_product_sums_kernel(
     p_partials,  # fp32 [tiles of columns, rows]
     p_top,  # fp32 [rows]: k
     p_target_logit,  # fp32 [rows]
-    p_statistics,  # fp32 [6, rows]: k, sum of exp(z - k), the target's z
+    p_statistics,  # fp32 [7, rows]: k, sum of exp(z - k), the target's z
     n_rows,
     n_tiles,
     s_statistics,

@@ -31,7 +31,7 @@ class ChunkKernels:
         """Nothing: kernels read raw products."""
 
     def statistics(self, chunk: Chunk, result: Tensor, *, merge: bool) -> None:
-        """Writes statistics [6, rows]; `merge`: merged with the statistics of earlier columns in `result`."""
+        """Writes statistics [7, rows]; `merge`: merged with the statistics of earlier columns in `result`."""
         logits, bias = chunk.logits, part(self._bias, chunk.columns)
         tensors = (logits, chunk.target, bias, self._smoothing_weight(chunk), result)
         sizes = (logits.shape[0], logits.stride(0), result.stride(0), chunk.first)
@@ -50,7 +50,7 @@ class ChunkKernels:
         self._launch(ChunkKernel.GRADIENT, chunk, gradient, tensors, scalars)
 
     def statistics_and_gradient(self, chunk: Chunk, gradient: Tensor, facts: TargetFacts, result: Tensor) -> None:
-        """Writes statistics [6, rows] of whole rows, and the gradient of the one loss that they give."""
+        """Writes statistics [7, rows] of whole rows, and the gradient of the one loss that they give."""
         options, factors = self._options, facts.gradient_factors
         tensors = (chunk.logits, gradient, chunk.target, self._bias, self._class_weight, factors, result)
         numbers = (options.logit_scale, self._softcap, options.label_smoothing, options.lse_square_scale)
@@ -102,8 +102,8 @@ class ChunkKernels:
     ) -> None:
         """Launches a kernel whose first scalar is the number of rows."""
         logits, (function, module, *_) = chunk.logits, kernel.value
-        dtype, biased = None if written is None else written.dtype, self._bias is not None
-        spec = specs.chunk(kernel, logits.shape[1], logits.dtype, dtype, biased, merge, self._options, self._device)
+        dtype, given = None if written is None else written.dtype, (self._bias is not None, self._class_weight is not None)
+        spec = specs.chunk(kernel, logits.shape[1], logits.dtype, dtype, *given, merge, self._options, self._device)
         KERNELS.launch_rows(module, function, spec, logits.shape[0], tensors, scalars, tiling.smaller)
 
 

@@ -30,10 +30,10 @@ class DistributionKernels:
     def gradient(
         self, logits: Tensor, rates: Tensor | None, gradient: Tensor, coefficients: Tensor, dots: Tensor | None
     ) -> None:
-        """Writes the gradient of raw logits but for ids, which may share their memory, given coefficients [5, rows].
+        """Writes the gradient of raw logits but for ids, which may share their memory, given coefficients [6, rows].
 
         Args:
-            dots: [rows], gets the sum of (z - L) times the gradient of z.
+            dots: [rows], gets the sum of (z - k) times the gradient of z.
         """
         tensors = (logits, rates, gradient, coefficients, dots)
         strides = logits.stride(0), gradient.stride(0), coefficients.stride(0)

@@ -65,7 +65,7 @@ class ExponentialProduct:
         self._sums: Tensor | None = None
 
     def statistics(self, x: Tensor, target: Tensor, result: Tensor, parts: Sequence[tuple[slice, Tensor | None]]) -> Tensor:
-        """Writes statistics [6, rows] and, given memory, exponentials.
+        """Writes statistics [7, rows] and, given memory, exponentials.
 
         Args:
             x: [rows, H].
@@ -96,11 +96,11 @@ class ExponentialProduct:
         KERNELS.launch(_MODULE, "cross_entropy_product_sums_kernel", spec, grid, to_add, counts)
         return top
 
-    def probabilities(self, x: Tensor, lse: Tensor, result: Tensor) -> None:
-        """Writes the softmax [rows, V], given lse [rows]."""
+    def exponentials(self, x: Tensor, reference: Tensor, result: Tensor) -> None:
+        """Writes E [rows, V], given the final k [rows]."""
         everything = slice(0, self._weight.shape[0])
         (sums,) = self._sums_of(x, ((everything, result),))
-        operands = self._operands(x, everything, result, lse, lse.clone(), sums)
+        operands = self._operands(x, everything, result, reference, reference.clone(), sums)
         self._multiply("cross_entropy_product_kernel", operands, everything)
 
     def release(self) -> None:

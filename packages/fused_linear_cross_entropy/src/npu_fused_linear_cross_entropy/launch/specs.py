@@ -21,6 +21,7 @@ def chunk(
     logits: torch.dtype,
     written: torch.dtype | None,
     biased: bool,
+    weighted: bool,
     merge: bool,
     options: Options,
     device: Device,
@@ -30,6 +31,7 @@ def chunk(
     Args:
         logits, written: dtypes of the logits and of the numbers written for them; None where none are written.
         biased: whether a bias is added to logits.
+        weighted: whether there are class weights.
         merge: whether the statistics are merged with those of earlier columns.
     """
     scaled, capped = options.logit_scale != 1.0, options.softcap is not None
@@ -49,6 +51,7 @@ def chunk(
     }
     kept = {
         "smoothed": options.smoothed,
+        "weighted": options.smoothed and weighted,
         "entropy": options.return_entropy,
         "argmax": options.argmax and kernel is not ChunkKernel.GRADIENT,
         "transformed": biased or scaled or capped,

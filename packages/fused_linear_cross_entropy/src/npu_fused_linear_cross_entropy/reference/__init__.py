@@ -9,8 +9,9 @@ target's, W the sum of all w, N the rows that are not ignored and S the sum of w
     loss          "mean": sum of row / N (weighted: / S) + z-loss / N      "sum", "none": row + z-loss
     token_scaling multiplies all of a row by exp(z_y - L), as a constant
 
-The gradient of a row's loss with respect to z, for p = exp(z - L), is p (a + q z_i) - c w_i - b [i = y] with factors that
-`coefficients` gives; q and a part of a belong to the entropy H = L - sum p z, whose gradient is -p (z - L + H).
+The gradient of a row's loss with respect to z is exp(z - k) (a + q (z_i - k)) - c w_i - b [i = y] with factors that
+`coefficients` gives, 1 / S in a and q, for k the largest z and S = sum exp(z - k); q and a part of a belong to the entropy
+H = L - sum p z, p = exp(z - k) / S, whose gradient is -p (z - L + H). Differences from k come first: L is rounded.
 
 All arithmetic is fp32 (fp64 for fp64 input); the gradient of the logits is rounded to x's dtype before it meets x and the
 weight, as in the kernels. Source: torch.nn.functional.cross_entropy; for the z-loss, Chowdhery et al., "PaLM", arXiv

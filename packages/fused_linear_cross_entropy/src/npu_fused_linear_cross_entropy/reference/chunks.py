@@ -7,17 +7,18 @@ from torch import Tensor
 
 from ..chunks import Chunk
 from ..options import Options
-from ..rows import DOT, MAXIMUM, PLACE, SUM, TARGET, TOTAL, TargetFacts, rebased
+from ..rows import DOT, MAXIMUM, PLACE, SUM, TARGET, TOTAL, WEIGHT, TargetFacts, rebased, rebased_total
 from .rows import coefficients
 
 
 def merge_statistics(first: Tensor, second: Tensor) -> Tensor:
-    """Statistics of earlier columns and of later ones together, [6, tokens] each."""
+    """Statistics of earlier columns and of later ones together, [7, tokens] each."""
     top = torch.maximum(first[MAXIMUM], second[MAXIMUM])
-    result = first + second  # the target's z and the sum of z; the others follow
+    result = first + second  # the target's z and the sum of weights; the others follow
     result[MAXIMUM] = top
     (sum1, dot1), (sum2, dot2) = (rebased(one[MAXIMUM], one[SUM], one[DOT], top) for one in (first, second))
     result[SUM], result[DOT] = sum1 + sum2, dot1 + dot2
+    result[TOTAL] = sum(rebased_total(one[MAXIMUM], one[TOTAL], one[WEIGHT], top) for one in (first, second))
     result[PLACE] = torch.where(second[MAXIMUM] > first[MAXIMUM], second[PLACE], first[PLACE])
     return result
 
@@ -40,19 +41,21 @@ class ReferenceChunks:
             logits.div_(self._options.softcap).tanh_().mul_(self._options.softcap)
 
     def statistics(self, chunk: Chunk, result: Tensor, *, merge: bool) -> None:
-        """Writes statistics [6, rows] of z; `merge`: merged with the statistics of earlier columns in `result`."""
+        """Writes statistics [7, rows] of z; `merge`: merged with the statistics of earlier columns in `result`."""
         z, columns, target, first = chunk
         found = torch.zeros_like(result)
         found[MAXIMUM], place = z.max(1)
+        found[MAXIMUM].clamp_min_(torch.finfo(z.dtype).min)  # minus infinity less itself is no number
         found[PLACE] = place + first  # of equal maxima, the first
         shifted = z - found[MAXIMUM].unsqueeze(1)
         exponential = shifted.exp()
         found[SUM] = exponential.sum(1)
-        if self._options.return_entropy:
-            found[DOT] = exponential.mul_(shifted.clamp_min_(torch.finfo(z.dtype).min)).sum(1)
         if self._options.smoothed:
             weights = None if self._class_weight is None else self._class_weight[columns].to(z.dtype)
-            found[TOTAL] = z.sum(1) if weights is None else z @ weights
+            found[TOTAL] = shifted.sum(1) if weights is None else shifted @ weights
+            found[WEIGHT] = z.shape[1] if weights is None else weights.sum()
+        if self._options.return_entropy:
+            found[DOT] = exponential.mul_(shifted.clamp_min_(torch.finfo(z.dtype).min)).sum(1)
         place = target - first
         here = (place >= 0) & (place < z.shape[1])
         chosen = z.gather(1, place.clamp(0, z.shape[1] - 1).long().unsqueeze(1)).squeeze(1)
@@ -62,19 +65,18 @@ class ReferenceChunks:
     def keep(self, chunk: Chunk, kept: Tensor, result: Tensor, largest: Tensor, *, merge: bool) -> None:
         """Writes statistics as `statistics` does, the row maxima so far, [rows], and z minus these, in other memory."""
         self.statistics(chunk, result, merge=merge)
-        lowest = torch.finfo(largest.dtype).min  # minus infinity less itself is no number
-        torch.clamp(result[MAXIMUM], min=lowest, out=largest)
+        largest.copy_(result[MAXIMUM])
         torch.sub(chunk.logits, largest.unsqueeze(1), out=kept)
 
     def gradient(self, chunk: Chunk, gradient: Tensor, coefficients: Tensor) -> None:
         """Writes the gradient of the raw products, which may share the memory of z, given coefficients [5, rows]."""
         z, columns, target, first = chunk
-        lse, a, b, c, q = coefficients.unsqueeze(2).unbind(0)  # [rows, 1] each
-        g = (z - lse).exp_()
+        reference, a, b, c, q = coefficients.unsqueeze(2).unbind(0)  # [rows, 1] each
+        g = z - reference
         if self._options.return_entropy:
-            g *= a + q * z.clamp_min(-1e30)  # 0 times minus infinity is no number
+            g = g.exp() * (a + q * g.clamp_min_(-1e30))  # 0 times minus infinity is no number
         else:
-            g *= a
+            g.exp_().mul_(a)
         if self._options.smoothed:
             g -= c if self._class_weight is None else c * self._class_weight[columns].to(z.dtype)
         place = (target - first).long().unsqueeze(1)
@@ -87,6 +89,6 @@ class ReferenceChunks:
         gradient.copy_(g)
 
     def statistics_and_gradient(self, chunk: Chunk, gradient: Tensor, facts: TargetFacts, result: Tensor) -> None:
-        """Writes statistics [6, rows] of whole rows, and the gradient of the one loss that they give."""
+        """Writes statistics [7, rows] of whole rows, and the gradient of the one loss that they give."""
         self.statistics(chunk, result, merge=False)
         self.gradient(chunk, gradient, coefficients(facts, result, self._options, 1.0, None))

@@ -71,9 +71,17 @@ class ReferenceDistillation:
         """Log-probabilities, of the whole vocabulary, of which there may be this rank's columns."""
         if not self._options.group:
             return [torch.log_softmax(each, 1) for each in logits]
-        own = torch.stack([torch.logsumexp(each, 1) for each in logits])
-        of_all = torch.logsumexp(collectives.gather(own, self._options.group), 0)
-        return [each - lse.unsqueeze(1) for each, lse in zip(logits, of_all, strict=True)]
+        own = torch.stack([torch.stack(_maximum_and_log(each)) for each in logits])
+        tops, logs = collectives.gather(own, self._options.group).unbind(2)  # [ranks, logits, rows] each
+        top = tops.amax(0)
+        log = torch.logsumexp((tops - top) + logs, 0)
+        return [(z - top.unsqueeze(1)) - log.unsqueeze(1) for z, top, log in zip(logits, top, log, strict=True)]
+
+
+def _maximum_and_log(z: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest z of each row, not below what is finite, and log sum exp(z - largest)."""
+    maximum = z.amax(1).clamp_min(torch.finfo(z.dtype).min)
+    return maximum, (z - maximum.unsqueeze(1)).exp().sum(1).log()
 
 
 def divergence_terms(s: Tensor, t: Tensor, kind: str, beta: float) -> tuple[Tensor, Tensor]:

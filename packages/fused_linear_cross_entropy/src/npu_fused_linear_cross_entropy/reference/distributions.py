@@ -38,7 +38,7 @@ class ReferenceDistributions:
         """Writes statistics [5, rows]; `merge`: merged with the statistics of earlier columns in `result`."""
         z = logits_of(logits.to(result.dtype), rates, self._options)
         found = result.new_empty(STATISTICS, z.shape[0])
-        found[MAXIMUM] = z.amax(1)
+        found[MAXIMUM] = z.amax(1).clamp_min_(torch.finfo(z.dtype).min)  # minus infinity less itself is no number
         shifted = z - found[MAXIMUM].unsqueeze(1)
         exponential = shifted.exp()
         found[SUM] = exponential.sum(1)
@@ -50,16 +50,18 @@ class ReferenceDistributions:
     def gradient(
         self, logits: Tensor, rates: Tensor | None, gradient: Tensor, coefficients: Tensor, dots: Tensor | None
     ) -> None:
-        """Writes the gradient of raw logits but for ids, which may share their memory, given coefficients [5, rows].
+        """Writes the gradient of raw logits but for ids, which may share their memory, given coefficients [6, rows].
 
         Args:
-            dots: [rows], gets the sum of (z - L) times the gradient of z.
+            dots: [rows], gets the sum of (z - k) times the gradient of z.
         """
         z = logits_of(logits.to(coefficients.dtype), rates, self._options)
-        lse, a, b, c, d = coefficients.unsqueeze(2).unbind(0)  # [rows, 1] each
-        log_p = (z - lse).clamp_min(2.0 * math.log(torch.finfo(z.dtype).tiny))  # 0 times minus infinity is no number
-        p = log_p.exp()
-        g = p * (a + b * log_p + c * p) + d
+        maximum, log, a, b, c, d = coefficients.unsqueeze(2).unbind(0)  # [rows, 1] each
+        inverse = torch.exp(-log)
+        a, b, c = (a - b * log) * inverse, b * inverse, c * inverse.square()
+        below = (z - maximum).clamp_min(2.0 * math.log(torch.finfo(z.dtype).tiny))  # 0 times minus infinity is no number
+        e = below.exp()
+        g = e * (a + b * below + c * e) + d
         if dots is not None:
-            dots.copy_((g * (z - lse).clamp_min(torch.finfo(z.dtype).min)).sum(1))
+            dots.copy_((g * (z - maximum).clamp_min(torch.finfo(z.dtype).min)).sum(1))
         gradient.copy_(g * slopes_of(z, rates, self._options))

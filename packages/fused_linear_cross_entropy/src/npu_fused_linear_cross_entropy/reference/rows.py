@@ -11,14 +11,15 @@ from ..rows import (
     COEFFICIENTS,
     DOT,
     IGNORED,
-    LSE,
     MAX_RELATIVE_WEIGHT,
     MAXIMUM,
     NO_COLUMN,
     PLACE,
+    REFERENCE,
     SUM,
     TARGET,
     TOTAL,
+    WEIGHT,
     A,
     B,
     C,
@@ -27,6 +28,7 @@ from ..rows import (
     TargetFacts,
     are_counted,
     rebased,
+    rebased_total,
 )
 
 
@@ -84,13 +86,13 @@ def target_facts(
 
 def losses(facts: TargetFacts, statistics: Tensor, options: Options, shape: torch.Size) -> LinearCrossEntropyOutput:
     """The outputs that the caller asked for, from the statistics of all rows; `shape`: of the targets."""
-    lse = statistics[MAXIMUM] + statistics[SUM].log()
-    nll = lse - statistics[TARGET]
+    maximum, log = statistics[MAXIMUM], statistics[SUM].log()
+    lse, nll = maximum + log, (maximum - statistics[TARGET]) + log
     e = options.label_smoothing
     loss = nll if facts.target_weight is None else nll * facts.target_weight
     if options.smoothed:
         weights = options.vocab_size if facts.target_weight is None else facts.factors[2]
-        loss = (1.0 - e) * loss + (e / options.vocab_size) * (lse * weights - statistics[TOTAL])
+        loss = (1.0 - e) * loss + (e / options.vocab_size) * (log * weights - statistics[TOTAL])
     if options.reduction == "mean":
         loss = loss * facts.factors[0]
     z_loss = None
@@ -131,10 +133,10 @@ def entropies(statistics: Tensor) -> Tensor:
 def coefficients(
     facts: TargetFacts, statistics: Tensor, options: Options, dloss: Tensor | float | None, dentropy: Tensor | None
 ) -> Tensor:
-    """[5, tokens]: L and the factors of the gradient, for gradients of the losses and entropies (a number or [tokens])."""
-    lse = statistics[MAXIMUM] + statistics[SUM].log()
-    result = lse.new_zeros(COEFFICIENTS, lse.shape[0])
-    result[LSE] = lse
+    """[5, tokens]: k and the factors of the gradient, for gradients of the losses and entropies (a number or [tokens])."""
+    maximum, total = statistics[MAXIMUM], statistics[SUM]
+    result = statistics.new_zeros(COEFFICIENTS, statistics.shape[1])
+    result[REFERENCE] = maximum
     if dloss is not None:
         known, e = facts.columns >= 0, options.label_smoothing
         main, of_z_loss = (torch.where(known, dloss * factor, 0.0) for factor in facts.gradient_factors[:2])
@@ -143,26 +145,29 @@ def coefficients(
         if facts.target_weight is not None:
             b = b * facts.target_weight
             a = b + c * facts.gradient_factors[2]
-        a = a + of_z_loss * (2.0 * options.lse_square_scale) * lse
+        a = a + of_z_loss * (2.0 * options.lse_square_scale) * (maximum + total.log())
         if options.token_scaling:
-            probability = torch.exp((statistics[TARGET] - lse).clamp_max(0.0))  # as formula.py's row_coefficients
+            nll = (maximum - statistics[TARGET]) + total.log()
+            probability = torch.exp(-nll.clamp_min(0.0))  # as formula.py's row_coefficients
             a, b, c = a * probability, b * probability, c * probability
-        result[A], result[B], result[C] = a, b, c
+        result[A], result[B], result[C] = a / total, b, c
     if dentropy is not None:
-        on = (facts.columns != IGNORED).to(lse.dtype) * dentropy
-        result[A] += on * (lse - entropies(statistics))
+        on = (facts.columns != IGNORED).to(total.dtype) * dentropy / total
+        result[A] += on * (statistics[DOT] / total)
         result[Q] = -on
     return result
 
 
 def join(parts: Tensor, statistics: Tensor) -> None:
-    """Joins the statistics of ranks, parts [ranks, 6, tokens], into those of all columns, [6, tokens]. Overwrites parts."""
+    """Joins the statistics of ranks, parts [ranks, 7, tokens], into those of all columns, [7, tokens]. Overwrites parts."""
     maxima, top = parts[:, MAXIMUM], statistics[MAXIMUM]
     torch.amax(maxima, 0, out=top)
     # Of a row with NaN any place will do: one of them is less than infinity.
     statistics[PLACE] = torch.where((maxima == top) | top.isnan(), parts[:, PLACE], torch.inf).amin(0)
     parts[:, SUM], parts[:, DOT] = rebased(maxima, parts[:, SUM], parts[:, DOT], top)
+    parts[:, TOTAL] = rebased_total(maxima, parts[:, TOTAL], parts[:, WEIGHT], top)
     torch.sum(parts[:, SUM : DOT + 1], 0, out=statistics[SUM : DOT + 1])
+    torch.sum(parts[:, WEIGHT], 0, out=statistics[WEIGHT])
 
 
 def _reduced(values: Tensor, factors: Tensor, options: Options, shape: torch.Size) -> Tensor:

@@ -28,14 +28,14 @@ class Found(NamedTuple):
 
     Attributes:
         statistics: [5, N], see distribution_rows.py.
-        id_logits: [N, K], 0 for ids that are no columns.
-        top_logits, top_ids: [N, top_k].
+        ids_below: [N, K], z less the row's largest; of ids that are no columns any number.
+        top_below, top_ids: [N, top_k], the same.
         first: int64 [N], the column of the first largest logit.
     """
 
     statistics: Tensor
-    id_logits: Tensor | None
-    top_logits: Tensor | None
+    ids_below: Tensor | None
+    top_below: Tensor | None
     top_ids: Tensor | None
     first: Tensor | None
 
@@ -70,10 +70,10 @@ class Distributions(Head):
             logits = self.products(tokens, columns, bias=True)
             first = self.options.vocab_first + columns.start
             self._kernels.statistics(logits, rates, result.statistics, merge=columns.start > 0)
-            if result.id_logits is not None:
+            if result.ids_below is not None:
                 assert named is not None
                 chosen = ids.gather(logits, named, first).to(exact)
-                result.id_logits.copy_(chosen if columns.start == 0 else result.id_logits + chosen)
+                result.ids_below.copy_(chosen if columns.start == 0 else result.ids_below + chosen)
             if result.top_ids is not None:
                 values, places = logits.topk(min(result.top_ids.shape[1], logits.shape[1]), dim=1, largest=rising)
                 tops.append((logits_of(values.to(exact), rates, self.options), places + first))
@@ -82,12 +82,15 @@ class Distributions(Head):
                 firsts.append((values, places + first))
         if group:
             result.statistics.copy_(distribution_rows.merged(collectives.gather(result.statistics, group)))
-        if result.id_logits is not None:
+        maximum = result.statistics[distribution_rows.MAXIMUM].unsqueeze(1)
+        if result.ids_below is not None:
             if group:
-                collectives.sum_(result.id_logits, group)
-            result.id_logits.copy_(logits_of(result.id_logits, rates, self.options))
-        if result.top_logits is not None and result.top_ids is not None:
-            self._merge_largest(tops, result.top_logits, result.top_ids)
+                collectives.sum_(result.ids_below, group)
+            torch.sub(logits_of(result.ids_below, rates, self.options), maximum, out=result.ids_below)
+        if result.top_below is not None and result.top_ids is not None:
+            values, places = self._largest(tops, result.top_ids.shape[1])
+            torch.sub(values, maximum, out=result.top_below)
+            result.top_ids.copy_(places)
         if result.first is not None:
             values, places = (torch.stack(part) for part in zip(*firsts, strict=True))
             values, places = ids.first_largest(values, places)
@@ -110,20 +113,19 @@ class Distributions(Head):
         e = z.abs().mul_(-2.0 / self.options.softcap).exp_()  # as `formula.logits_of_raw`
         return torch.copysign((1.0 - e).div_(1.0 + e), z).mul_(self.options.softcap)
 
-    def _merge_largest(self, found: list[tuple[Tensor, Tensor]], values: Tensor, places: Tensor) -> None:
-        """Writes the largest logits of all parts of the columns, and their ids, to `values` and `places` [rows, top_k]."""
+    def _largest(self, found: list[tuple[Tensor, Tensor]], count: int) -> tuple[Tensor, Tensor]:
+        """The largest logits [rows, count] of all parts of the columns, and their ids."""
         of_all, all_ids = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
-        group, count, lowest = self.options.group, values.shape[1], torch.finfo(values.dtype).min
-        if group:
-            lacking = max(0, count - of_all.shape[1])  # of a rank that has fewer columns
-            # A column that is ruled out, minus infinity, comes before what a rank lacks.
-            of_all = torch.nn.functional.pad(of_all.clamp_min(lowest), (0, lacking), value=-torch.inf)
-            own = ids.largest(of_all, torch.nn.functional.pad(all_ids, (0, lacking)), count)
-            of_all, all_ids = (collectives.gather(one, group).transpose(0, 1).flatten(1) for one in own)
-        for result, part_of_it in zip((values, places), ids.largest(of_all, all_ids, count), strict=True):
-            result.copy_(part_of_it)
-        if group:
-            values.masked_fill_(values == lowest, -torch.inf)
+        group, lowest = self.options.group, torch.finfo(of_all.dtype).min
+        if not group:
+            return ids.largest(of_all, all_ids, count)
+        lacking = max(0, count - of_all.shape[1])  # of a rank that has fewer columns
+        # A column that is ruled out, minus infinity, comes before what a rank lacks.
+        of_all = torch.nn.functional.pad(of_all.clamp_min(lowest), (0, lacking), value=-torch.inf)
+        own = ids.largest(of_all, torch.nn.functional.pad(all_ids, (0, lacking)), count)
+        of_all, all_ids = (collectives.gather(one, group).transpose(0, 1).flatten(1) for one in own)
+        values, places = ids.largest(of_all, all_ids, count)
+        return values.masked_fill(values == lowest, -torch.inf), places
 
     def gradients_of(
         self, coefficients: Tensor, log_probs: Tensor | None, did_log_probs: Tensor | None, need_drates: bool
@@ -131,7 +133,7 @@ class Distributions(Head):
         """Gradients of x, weight and bias, and of rates.
 
         Args:
-            coefficients: [5, N], see distribution_rows.py.
+            coefficients: [6, N], see distribution_rows.py.
             log_probs, did_log_probs: [N, K], of the ids, and their upstream gradients; 0 where an id is no column.
         """
         drates = coefficients.new_empty(self.x.shape[0]) if need_drates else None
@@ -156,10 +158,10 @@ class Distributions(Head):
                     whole = part(drates, tokens)
                     whole.copy_(of_columns if columns.start == 0 else of_columns + whole)
             if drates is not None:
-                whole, (lse, *_, dmean) = part(drates, tokens), own.unbind()
+                whole, (maximum, *_, dmean) = part(drates, tokens), own.unbind()
                 if self.options.group:
                     collectives.sum_(whole, self.options.group)
-                whole.add_(dmean * lse, alpha=self.options.vocab_size)
+                whole.add_(dmean * maximum, alpha=self.options.vocab_size)
                 if dots is not None:
                     whole.add_(dots)
         self.release()
@@ -171,9 +173,9 @@ class Distributions(Head):
     def _of_ids(
         self, coefficients: Tensor, named: Tensor, log_probs: Tensor, did: Tensor, rates: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """The gradient of the raw logits of ids, [rows, K], and the sum of (z - L) times the upstream gradient, [rows]."""
-        lse, a, b, c, d = coefficients.unsqueeze(2).unbind(0)
+        """The gradient of the raw logits of ids, [rows, K], and the sum of (z - k) times the upstream gradient, [rows]."""
+        maximum, log, a, b, c, d = coefficients.unsqueeze(2).unbind(0)
         p = log_probs.exp()
         log_probs = log_probs.masked_fill(log_probs == -torch.inf, 0.0)  # of a column that is ruled out, at any temperature
-        of_z = p * (a + b * log_probs + c * p) + d + ids.sums_of_equals(named, did)
-        return of_z * slopes_of(log_probs + lse, rates, self.options), (did * log_probs).sum(1)
+        of_z, below = p * (a + b * log_probs + c * p) + d + ids.sums_of_equals(named, did), log_probs + log
+        return of_z * slopes_of(below + maximum, rates, self.options), (did * below).sum(1)

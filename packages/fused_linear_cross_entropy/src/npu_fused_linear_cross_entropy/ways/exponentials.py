@@ -14,12 +14,12 @@ from ..options import Options
 from ..tiling import Tiling
 from .columns import Columns
 
-_MAX_LSE_GAP = 64.0  # e^64 neither overflows nor underflows fp32 and bf16
+_MAX_GAP = 64.0  # e^64 neither overflows nor underflows fp32 and bf16
 
 
 def reachable(reference: Tensor, coefficients: Tensor, options: Options) -> Tensor:
-    """References k for which exp(L - k) is finite: logits of other ranks may be far above those of this one."""
-    return torch.maximum(reference, coefficients[rows.LSE] - _MAX_LSE_GAP) if options.group else reference
+    """References for which exp(k - reference) is finite: logits of other ranks may be far above those of this one."""
+    return torch.maximum(reference, coefficients[rows.REFERENCE] - _MAX_GAP) if options.group else reference
 
 
 class Exponentials(Columns):
@@ -31,7 +31,7 @@ class Exponentials(Columns):
         self.targets = self.gradients.allocate_targets(self.facts.columns, options.vocab_first)
 
     def exponentials(self, tokens: slice, result: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes this rank's statistics [6, tokens]; returns exponentials [tokens, V] and their references [tokens]."""
+        """Writes this rank's statistics [7, tokens]; returns exponentials [tokens, V] and their references [tokens]."""
         (columns,) = self.tiling.chunks.columns
         chunk = self.logits(tokens, columns)
         memory = self.gradient_memory(chunk.logits)
@@ -49,7 +49,7 @@ class Exponentials(Columns):
     def add_exponentials(
         self, tokens: slice, exponentials: Tensor, reference: Tensor, statistics: Tensor, coefficients: Tensor
     ) -> None:
-        """Adds the gradients, given E [tokens, V], its reference k [tokens], and coefficients [5, tokens]."""
+        """Adds the gradients, given E [tokens, V], its reference [tokens], and coefficients [5, tokens]."""
         (columns,) = self.tiling.chunks.columns
         chunk = Chunk(exponentials, columns, part(self.facts.columns, tokens), self.options.vocab_first)
         v, targets = torch.empty_like(reference), self.targets.part(tokens)

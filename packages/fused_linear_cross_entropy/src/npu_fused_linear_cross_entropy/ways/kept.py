@@ -52,7 +52,7 @@ class KeptLogits(Loss):
         memory.finish_dweight(self.x, self.buffer, self.tiling.dweight_scale, factors)
 
     def keep(self, memory: KeptMemory, statistics: Tensor) -> list[Kept]:
-        """Writes this rank's statistics [6, N], and keeps every chunk."""
+        """Writes this rank's statistics [7, N], and keeps every chunk."""
         kept = []
         largest = statistics.new_empty(len(self.tiling.chunks.columns), statistics.shape[1]).unbind()
         for columns, subtracted in zip(self.tiling.chunks.columns, largest, strict=True):
@@ -68,12 +68,12 @@ class KeptLogits(Loss):
 
     def prepare(self, kept: list[Kept], statistics: Tensor, coefficients: Tensor) -> Tensor | None:
         """Prepares `differentiate`; returns factors [N] of the gradients that it writes, None for 1."""
-        self._coefficients, self._lse = coefficients, coefficients[rows.LSE].clone()
+        self._coefficients, self._reference = coefficients, coefficients[rows.REFERENCE].clone()
         return None
 
     def differentiate(self, kept: Kept) -> None:
         """Overwrites a kept chunk with the gradient of its logits."""
-        torch.sub(self._lse, kept.subtracted, out=self._coefficients[rows.LSE])
+        torch.sub(self._reference, kept.subtracted, out=self._coefficients[rows.REFERENCE])
         self.on_chunks.gradient(kept.chunk, kept.chunk.logits, self._coefficients)
 
 

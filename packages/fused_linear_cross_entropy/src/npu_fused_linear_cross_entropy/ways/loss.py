@@ -66,24 +66,24 @@ class Loss(Head):
     # Steps for a chunk of tokens.
 
     def add_statistics(self, tokens: slice, result: Tensor) -> None:
-        """Writes statistics [6, tokens] of the whole vocabulary."""
+        """Writes statistics [7, tokens] of the whole vocabulary."""
         raise NotImplementedError
 
     def add_gradients(
         self, tokens: slice, statistics: Tensor, dloss: Tensor | float | None, dentropy: Tensor | None
     ) -> None:
-        """Adds gradients, given the statistics [6, N] of all tokens, and upstream gradients, numbers or [N]."""
+        """Adds gradients, given the statistics [7, N] of all tokens, and upstream gradients, numbers or [N]."""
         raise NotImplementedError
 
     def add_both(self, tokens: slice, statistics: Tensor) -> None:
-        """Writes the chunk's columns of the statistics [6, N], and adds the gradients of a loss that is one number."""
+        """Writes the chunk's columns of the statistics [7, N], and adds the gradients of a loss that is one number."""
         self.add_statistics(tokens, part(statistics, tokens, 1))
         self.add_gradients(tokens, statistics, 1.0, None)
 
     # Results of a call of an operator.
 
     def statistics(self) -> Tensor:
-        """Statistics [6, N]."""
+        """Statistics [7, N]."""
         statistics = self._allocate_statistics()
         if self.options.return_entropy:
             statistics[rows.TOTAL].zero_()  # saved with the others
@@ -92,7 +92,7 @@ class Loss(Head):
         return statistics
 
     def statistics_and_gradients(self) -> tuple[Tensor, Gradients]:
-        """Statistics [6, N] and the gradients of a loss that is one number."""
+        """Statistics [7, N] and the gradients of a loss that is one number."""
         statistics = self._allocate_statistics()
         for tokens in self.tiling.chunks.tokens:
             self.add_both(tokens, statistics)
@@ -123,14 +123,14 @@ class Loss(Head):
         return Chunk(logits, columns, part(self.facts.columns, tokens), self.options.vocab_first + columns.start)
 
     def exchange(self, statistics: Tensor) -> None:
-        """Statistics [6, tokens] of this rank's columns become statistics of the whole vocabulary."""
+        """Statistics [7, tokens] of this rank's columns become statistics of the whole vocabulary."""
         if self.options.group:
             self.on_rows.join(collectives.gather(statistics, self.options.group), statistics)
 
     def coefficients(
         self, tokens: slice, statistics: Tensor, dloss: Tensor | float | None, dentropy: Tensor | None
     ) -> Tensor:
-        """The coefficients [5, tokens] of a chunk's gradient, from the statistics [6, N] of all tokens."""
+        """The coefficients [5, tokens] of a chunk's gradient, from the statistics [7, N] of all tokens."""
         if isinstance(dloss, Tensor) and dloss.dim():
             dloss = part(dloss, tokens)
         if dloss is not None and self._gradient_factors is not None:

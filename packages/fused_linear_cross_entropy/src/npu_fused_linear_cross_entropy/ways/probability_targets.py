@@ -32,21 +32,30 @@ class ProbabilityTargets(Head):
         self._kernels = ReferenceDistributions(options) if device is None else DistributionKernels(options, device)
 
     def statistics(self) -> tuple[Tensor, Tensor]:
-        """Statistics [5, N] (see distribution_rows.py), and of each row the sums of c z and of c, [2, N]."""
+        """Statistics [5, N] (see distribution_rows.py), and of each row the sums of c (k - z) and of c, [2, N]."""
         rows, exact = self.x.shape[0], self.tiling.exact
         statistics, sums = (allocate(self.x, (count, rows), exact) for count in (distribution_rows.STATISTICS, 2))
         for tokens in self.tiling.chunks.tokens:
             result, of_targets = part(statistics, tokens, 1), part(sums, tokens, 1)
             of_targets.zero_()
+            maximum = result[distribution_rows.MAXIMUM]
             for columns in self.tiling.chunks.columns:
-                logits = self.products(tokens, columns, bias=True)
-                self._kernels.statistics(logits, None, result, merge=columns.start > 0)
+                logits, is_later = self.products(tokens, columns, bias=True), columns.start > 0
+                before = maximum.clone() if is_later else maximum
+                self._kernels.statistics(logits, None, result, merge=is_later)
+                if is_later:
+                    of_targets[0] += of_targets[1] * (maximum - before)
                 for piece, targets in self._pieces(tokens, columns):
-                    z = logits_of(logits[piece].to(exact), None, self.options)
-                    of_targets[0, piece] += (targets * z).sum(1)
+                    below = maximum[piece].unsqueeze(1) - logits_of(logits[piece].to(exact), None, self.options)
+                    terms = targets * below
+                    if self.bias is not None:  # which may rule columns out
+                        terms.masked_fill_(targets == 0.0, 0.0)
+                    of_targets[0, piece] += terms.sum(1)
                     of_targets[1, piece] += targets.sum(1)
             if self.options.group:
+                before = maximum.clone()
                 result.copy_(distribution_rows.merged(collectives.gather(result, self.options.group)))
+                of_targets[0] += of_targets[1] * (maximum - before)
                 collectives.sum_(of_targets, self.options.group)
         return statistics, sums
 
@@ -54,7 +63,7 @@ class ProbabilityTargets(Head):
         """Gradients of x, weight and bias.
 
         Args:
-            coefficients: [5, N], see distribution_rows.py.
+            coefficients: [6, N], see distribution_rows.py.
             factors: [N], which c is multiplied by before it is subtracted from the gradient of z.
         """
         for tokens in self.tiling.chunks.tokens:

@@ -36,9 +36,9 @@ class Product(Exponentials):
         self, tokens: slice, statistics: Tensor, dloss: Tensor | float | None, dentropy: Tensor | None
     ) -> None:
         coefficients = self.coefficients(tokens, statistics, dloss, dentropy)
-        lse, exponentials = coefficients[rows.LSE], self._memory_of(tokens)
-        self.product.probabilities(part(self.x, tokens), lse, exponentials)
-        self.add_exponentials(tokens, exponentials, lse, statistics, coefficients)
+        reference, exponentials = coefficients[rows.REFERENCE], self._memory_of(tokens)
+        self.product.exponentials(part(self.x, tokens), reference, exponentials)
+        self.add_exponentials(tokens, exponentials, reference, statistics, coefficients)
 
     def release(self) -> None:
         super().release()

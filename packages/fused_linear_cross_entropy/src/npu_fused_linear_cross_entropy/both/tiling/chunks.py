@@ -42,6 +42,7 @@ class ChunkShape:
         itemsize: bytes of a logit.
         written_itemsize: bytes of the gradient, exponential or copy that is written for a logit; 0 for none.
         smoothed, entropy, argmax: whether sums of z, sums of exp times z, and the places of maxima are kept.
+        weighted: whether the sums of z have weights of the columns.
         transformed: whether logits are biased, scaled or softcapped.
     """
 
@@ -50,6 +51,7 @@ class ChunkShape:
     itemsize: int
     written_itemsize: int = 0
     smoothed: bool = False
+    weighted: bool = False
     entropy: bool = False
     argmax: bool = False
     transformed: bool = False

@@ -44,7 +44,7 @@ class RowKernel(Enum):
     WEIGHTED_TARGETS = _Kernel("both.targets", "cross_entropy_targets_kernel", 31, True)
     LOSSES = _Kernel("both.losses", "cross_entropy_losses_kernel", 46, False)
     COEFFICIENTS = _Kernel("both.losses", "cross_entropy_coefficients_kernel", 31, False)
-    JOIN = _Kernel("both.losses", "cross_entropy_join_kernel", 36, False)
+    JOIN = _Kernel("both.losses", "cross_entropy_join_kernel", 42, False)
 
 
 @dataclass(frozen=True, kw_only=True)
