@@ -1,0 +1,86 @@
+"""A launch that a compiler refuses has a smaller one with the same results, down to the least tile that its kernel takes."""
+
+import ngrams
+import npu_offline
+import pytest
+import torch
+from npu_embedding import EmbeddingBag, embedding
+from npu_embedding.ascend.tiling import Kernel
+from npu_embedding.launch.specs import KERNELS
+from npu_tiling import UnifiedBufferError
+from npu_tiling.launching import fallback, launcher
+
+pytestmark = [
+    pytest.mark.compilers,
+    pytest.mark.skipif(not npu_offline.installed(), reason="needs triton-ascend and a toolchain (npu-offline fetch)"),
+    pytest.mark.filterwarnings("ignore:.* overflows the Unified Buffer:RuntimeWarning"),
+]
+OVERFLOW = "error: ub overflow, requires 1966592 bits while 1572864 bits available!"
+
+
+@pytest.fixture
+def refuse(monkeypatch):
+    """Has launches refused whose tiling a condition holds of; a list of the tilings that run."""
+    ran, real = [], KERNELS.launch
+    monkeypatch.setattr(fallback, "_replaced", {})
+
+    def starting(condition):
+        def launch(module, kernel, spec, *arguments):
+            if condition(spec.launch):
+                raise RuntimeError(OVERFLOW)
+            ran.append(spec.launch)
+            real(module, kernel, spec, *arguments)
+
+        monkeypatch.setattr(KERNELS, "launch", launch)
+        return ran
+
+    return starting
+
+
+@pytest.mark.parametrize(
+    ("mode", "columns"), [("concat", 160), pytest.param("concat", 32, marks=pytest.mark.nightly), ("sum", 32)]
+)
+def test_the_ngram_lookup_hashes_whole_units_of_tokens_in_the_least_tile(refuse, mode, columns):
+    ran = refuse(lambda launch: getattr(launch, "kernel", None) in (Kernel.NGRAM, Kernel.NGRAM_SUM) and too_large(launch))
+
+    def too_large(launch):
+        return launch.block_m > 8 or launch.block_n > columns
+
+    case = ngrams.make((2, 19), 160, torch.float32, mode=mode)
+    with npu_offline.emulate("Ascend910B4"):
+        ngrams.check(case, ngrams.run(case, "cpu"))
+    assert ran[0].block_m == 8 and ran[0].block_n <= columns < 2 * ran[0].block_n
+
+
+@pytest.mark.parametrize("options", [{}, {"max_norm": 1.0}])
+def test_bags_of_whole_rows_become_bags_row_by_row(refuse, options):
+    ran = refuse(lambda launch: getattr(launch, "kernel", None) in (Kernel.BAG_TILES, Kernel.SPREAD_TILES))
+    torch.manual_seed(0)
+    module, ids = EmbeddingBag(40, 64, mode="sum", **options), torch.randint(0, 40, (9, 4))
+    expected = module(ids)
+    (gradient,) = torch.autograd.grad(expected.square().sum(), module.weight)
+    with npu_offline.emulate("Ascend910B4"):
+        found = module(ids)
+        (found_gradient,) = torch.autograd.grad(found.square().sum(), module.weight)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found_gradient, gradient)
+    assert Kernel.BAGS in [getattr(launch, "kernel", None) for launch in ran]
+
+
+@pytest.mark.parametrize("kernel", ["sort_runs_kernel", "merge_runs_kernel", "gather_rows_kernel"])
+def test_a_launch_that_has_no_smaller_one_says_which_and_what_to_do(monkeypatch, kernel):
+    """And not what a compiler says."""
+    real = launcher.Launcher.__call__
+
+    def call(self, *arguments):
+        if self._kernel.__name__ == kernel:
+            raise RuntimeError(OVERFLOW)
+        real(self, *arguments)
+
+    monkeypatch.setattr(launcher.Launcher, "__call__", call)
+    monkeypatch.setattr(fallback, "_replaced", {})
+    weight = torch.randn(64, 32, requires_grad=True)
+    said = r"not even its smallest tile runs: .*Launch\(.* overflows the Unified Buffer .* Take a CANN"
+    with npu_offline.emulate("Ascend910B4"), pytest.raises(UnifiedBufferError, match=said) as raised:
+        embedding(torch.arange(20000) % 64, weight).sum().backward()
+    assert OVERFLOW in str(raised.value.__cause__) or OVERFLOW in str(raised.value.__cause__.__cause__)
