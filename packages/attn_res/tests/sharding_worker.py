@@ -20,15 +20,20 @@ def listed(blocks, query, rms_weight, output_rms_weight):
     return npu_attn_res.attn_res(list(blocks), query, rms_weight, output_rms_weight=output_rms_weight, return_weights=True)
 
 
+def stack(tensors, dim=0):
+    """`torch.stack`: PyTorch 2.11 gathers DTensors that it stacks, and 2.7 has no backward of that."""
+    return torch.cat([tensor.unsqueeze(dim) for tensor in tensors], dim)
+
+
 def stacked(blocks, query, rms_weight, output_rms_weight):
     """h and alpha of the blocks as one tensor, with the norm's weight in the place of the other one."""
-    return npu_attn_res.attn_res(torch.stack(list(blocks)), query, rms_weight * output_rms_weight, return_weights=True)
+    return npu_attn_res.attn_res(stack(blocks), query, rms_weight * output_rms_weight, return_weights=True)
 
 
 def phases(blocks, query, rms_weight, output_rms_weight):
     """h, y and the new partial sum of a layer of Block AttnRes."""
     *blocks, partial, layer_output = blocks
-    queries = torch.stack([query, rms_weight])
+    queries = stack([query, rms_weight])
     o, lse = npu_attn_res.attn_res_phase1(queries, blocks, rms_weight)
     state = (o[0], lse[0])
     options = {"layer_output": layer_output, "output_rms_weight": output_rms_weight}
@@ -38,8 +43,7 @@ def phases(blocks, query, rms_weight, output_rms_weight):
 def banked(blocks, query, rms_weight, output_rms_weight):
     """h, y, the new prefix and alpha of a bank with one block too many."""
     *blocks, prefix = blocks
-    last = blocks[0].dim() - 1
-    bank = torch.cat([block.unsqueeze(last) for block in blocks], last)  # PyTorch 2.11 gathers DTensors that it stacks
+    bank = stack(blocks, blocks[0].dim() - 1)
     options = {"layer_output": blocks[0], "return_weights": True}
     return npu_attn_res.attn_res_bank(bank, len(blocks) - 1, prefix, query, rms_weight, output_rms_weight, **options)
 
@@ -48,7 +52,8 @@ def train(function, blocks, weights):
     """Results, and gradients of blocks and of weights."""
     blocks, weights = ([tensor.detach().requires_grad_() for tensor in tensors] for tensors in (blocks, weights))
     results = [result for result in function(blocks, *weights) if result is not None]
-    torch.stack([(result**3).sum() for result in results]).sum().backward()
+    trained = [result for result in results if result.requires_grad]
+    torch.autograd.backward(trained, [3 * result.detach() ** 2 for result in trained])  # of the sum of cubes
     return list(results), [block.grad for block in blocks], [weight.grad for weight in weights]
 
 

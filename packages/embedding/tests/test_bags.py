@@ -208,6 +208,7 @@ def test_module_is_a_drop_in(last):
     ours.load_state_dict(theirs.state_dict())
     ids, offsets, weights = torch.arange(9), torch.tensor([0, 4, 9]), torch.rand(9)
     assert torch.allclose(ours(ids, offsets, weights), theirs(ids, offsets, weights), atol=1e-6)
+    theirs.include_last_offset = False  # PyTorch 2.7 leaves out the last bag of equal ones
     assert torch.allclose(ours(ids.view(3, 3)), theirs(ids.view(3, 3)), atol=1e-6)
 
 

@@ -37,16 +37,18 @@ def gated(x, weight):
     return (npu_rms_norm.gated_rms_norm(x, 0.5 * x, weight),)
 
 
-def qkv(x, weight):
-    return npu_rms_norm.qk_rms_norm(x, weight[: SHAPE[-1] // 4], weight[SHAPE[-1] // 4 : SHAPE[-1] // 2], 2, 1)
+def qkv(x, q_weight, k_weight):
+    return npu_rms_norm.qk_rms_norm(x, q_weight, k_weight, 2, 1)
 
 
 def check(function, mesh, placement, per_head=False):
     torch.manual_seed(0)
-    x, weight = torch.randn(SHAPE), torch.randn(SHAPE[-2:] if per_head else SHAPE[-1])
+    shapes = [(SHAPE[-1] // 4,)] * 2 if function is qkv else [SHAPE[-2:] if per_head else SHAPE[-1:]]
+    x, weights = torch.randn(SHAPE), [torch.randn(shape) for shape in shapes]
     own = Shard(0) if per_head and placement == Shard(1) else Replicate()
     of_weight = own if own == Shard(0) or placement.is_replicate() else Partial()
-    sharding.check(mesh, function, (x, weight), (placement, own), placement, (placement, of_weight))
+    given, found = (placement, *[own] * len(weights)), (placement, *[of_weight] * len(weights))
+    sharding.check(mesh, function, (x, *weights), given, placement, found)
 
 
 def check_compiled(mesh):

@@ -120,7 +120,7 @@ def attn_res_bank(
         if by_kernel:
             h, y, new_prefix, score, *_ = OPERATORS("attn_res_update", *call)
         else:
-            h, y, new_prefix, score, *_ = OPERATORS("attn_res", *call[:-2])
+            h, y, new_prefix, score, *_ = OPERATORS("attn_res", *tuple(call)[:-2])
         if layer_output is None or (replaces and by_kernel and not recorded):
             new_prefix = prefix
         if by_kernel and not recorded:

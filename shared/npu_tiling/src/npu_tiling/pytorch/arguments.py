@@ -65,7 +65,7 @@ def shape(name: str, value: Tensor, *allowed: Sequence[int]) -> None:
     """A dense tensor of one of some shapes."""
     if value.layout is not torch.strided:
         refuse_layout(name, value)
-    if value.shape not in allowed and all(value.shape != torch.Size(one) for one in allowed):
+    if value.shape not in allowed and all(tuple(value.shape) != tuple(one) for one in allowed):
         named = " or ".join(str(tuple(one)) for one in allowed)
         raise ValueError(f"{name} has shape {tuple(value.shape)} and must have shape {named}.")
 
