@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+from . import ranks
+
 IN_TURN = {"chip", "soc", "toolchain", "rows"}  # parameters that say where a kernel runs, and on how many rows
 MOST = 6  # cases of a product, for every change
 ON_A_DEVICE = {"npu_capture", "npu_no_waits"}  # fixtures
@@ -112,6 +114,8 @@ def _why_absent(item: pytest.Item) -> str | None:
     for mark in item.iter_markers("skipif"):
         if any(condition is True for condition in mark.args):
             return str(mark.kwargs["reason"])
+    if (place := _parameters(item).get("place")) in ranks.PLACES and (reason := ranks.why_not(place)) is not None:
+        return reason
     if _place(item) in ("cpu", "emulated") and ON_A_DEVICE & set(getattr(item, "fixturenames", ())):
         return "a CPU has no graphs to capture, and nothing to wait for"
     values = {"place": _place(item), **_parameters(item)}
