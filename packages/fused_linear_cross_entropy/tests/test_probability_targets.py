@@ -26,6 +26,7 @@ def probabilities(vocabulary):
     return torch.where(drawn < 0.1, 0.0, drawn) / drawn.sum(-1, keepdim=True)
 
 
+@pytest.mark.uncollected("fp64 is for CPUs", lambda place, dtype: place != "cpu" and dtype == torch.float64)
 @pytest.mark.parametrize(*all_pairs(dtype=UNITS, reduction=["mean", "none"], what=CASES))
 def test_losses_and_gradients_are_torchs(device, what, reduction, dtype):
     making = {"width": 32, "vocabulary": 123, **CASES[what]}

@@ -44,7 +44,8 @@ def _append(call: Forward, block: Tensor) -> None:
 def backward(call: Backward, dh: Tensor) -> tuple[Sequence[Tensor | None], Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of blocks, prefix, query and rms_weight, from that of h; None for those that are not needed."""
     passes = TorchPasses(call)
-    dquery, dnorm = reference.backward(passes, call, dh)
+    score, rstd = passes.counted(call.score, call.rstd)
+    dquery, dnorm = reference.backward(passes, call._replace(score=score, rstd=rstd), dh)
     return passes.dv, passes.dprefix_sum, dquery, dnorm
 
 

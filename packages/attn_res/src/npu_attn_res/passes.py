@@ -95,6 +95,13 @@ class TorchPasses:
             score[:-1] = [torch.where(counts, each, low) for counts, each in zip(self._mask, score, strict=False)]
         return torch.stack(score), torch.stack(rstd)
 
+    def counted(self, score: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
+        """Statistics [N, T] that kernels wrote: those of blocks that do not count are memory without a value."""
+        if self._mask is None:
+            return score, rstd
+        counts = torch.cat((self._mask, self._mask.new_ones(len(score) - len(self._mask)))).unsqueeze(-1)
+        return torch.where(counts, score, torch.finfo(score.dtype).min / 4), torch.where(counts, rstd, 0.0)
+
     def weighted_sum(self, weights: Tensor, dtype: torch.dtype) -> Tensor:
         total = weights.new_zeros((*weights.shape[1:], self.width))
         for row, weight in zip(self._rows, weights, strict=True):
