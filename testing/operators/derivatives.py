@@ -130,6 +130,7 @@ def test_second_derivative_is_refused(npu_place: Place, case: Case) -> None:
             close([found], [gradient.detach()])
 
 
+@pytest.mark.few(2)
 @asked(of_gradient)
 @pytest.mark.usefixtures("npu_poisoned")
 def test_functional_gradients_are_autograds(npu_place: Place, case: Case) -> None:

@@ -97,6 +97,7 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@pytest.mark.few(2)
 @asked(table="BATCHES")
 @pytest.mark.usefixtures("npu_poisoned")
 def test_no_token_depends_on_the_others(npu_place: Place, case: Case) -> None:

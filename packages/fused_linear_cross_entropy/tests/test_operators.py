@@ -244,6 +244,7 @@ class TestCausalLM:
         for ours, theirs in zip(*results, strict=True):
             assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
+    @pytest.mark.few(2)
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
     @pytest.mark.parametrize("options", [{}, {"lse_square_scale": 0.1, "label_smoothing": 0.1}, {"return_entropy": True}])
     def test_nothing_counts_of_a_step_without_labels(self, device, dtype, options):
