@@ -1,6 +1,8 @@
 """The loss as PyTorch sees it: the questions of testing/operators, and what is this package's alone."""
 
 import copy
+import subprocess
+import sys
 from functools import partial
 
 import losses
@@ -354,3 +356,12 @@ def test_flops_are_those_of_the_layer_and_its_gradients(name):
     with FlopCounterMode(display=False) as counter:
         function(case.x.requires_grad_(), case.weight.requires_grad_(), case.target).backward()
     assert counter.get_total_flops() == products * 2 * 5 * 32 * 123
+
+
+def test_the_counter_is_not_imported_with_the_package():
+    """It imports Triton."""
+    found = "'triton' in sys.modules, 'torch.utils.flop_counter' in sys.modules"
+    counted = "from torch.utils.flop_counter import FlopCounterMode, flop_registry; import torch"
+    known = "torch.ops.npu_fused_linear_cross_entropy.forward in flop_registry"
+    code = f"import sys, npu_fused_linear_cross_entropy; assert not any(({found})); {counted}; assert {known}"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
-from torch.utils.flop_counter import register_flop_formula
 
 from ..chips.detection import dry_runs, plain_pytorch
 from .autograd import (
@@ -24,6 +23,7 @@ from .autograd import (
     needs_gradient,
     outer_levels,
 )
+from .flops import count_flops
 from .repeats import Repeats
 
 _BACKENDS = ("CPU", "CUDA", "PrivateUse1")  # PrivateUse1: NPU tensors
@@ -83,7 +83,7 @@ class OperatorLibrary:
         self._implementations[name] = self._direct[name] = implementation
         self._forward_mode[name] = forward_mode
         if flops is not None:
-            register_flop_formula(self._operator(name), get_raw=True)(_without_results(flops))
+            count_flops(self._operator(name), flops)
         if batched is not None:
             for key in ("FuncTorchBatched", "Batched"):
                 self._library.impl(name, _plain(batched), key)
@@ -198,13 +198,6 @@ class OperatorLibrary:
 
     def _operator(self, name: str) -> Any:
         return getattr(getattr(torch.ops, self._namespace), name)
-
-
-def _without_results(flops: Callable[..., int]) -> Callable[..., int]:
-    def count(*arguments: Any, out_val: Any) -> int:
-        return flops(*arguments)
-
-    return count
 
 
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
