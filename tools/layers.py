@@ -42,7 +42,9 @@ OPERATOR = (
 
 CORE = (
     "__main__",
-    "explaining",
+    "explaining | operators",
+    "plans",
+    "calls",
     "pytorch",
     "launching",
     "budget",

@@ -9,9 +9,14 @@ from types import FrameType
 
 def place_of(frame: FrameType) -> str:
     """File and line of a frame, the file from its package's folder on: "npu_rms_norm/cuda/tiling.py:71"."""
-    path = Path(frame.f_code.co_filename)
-    folders = frame.f_globals.get("__name__", "").count(".") + (path.name == "__init__.py")
-    return f"{'/'.join(path.parts[-folders - 1 :])}:{frame.f_lineno}"
+    return place_in(frame.f_code.co_filename, frame.f_globals.get("__name__", ""), frame.f_lineno)
+
+
+def place_in(file: str, module: str, line: int) -> str:
+    """The same of a line of a module's file."""
+    path = Path(file)
+    folders = module.count(".") + (path.name == "__init__.py")
+    return f"{'/'.join(path.parts[-folders - 1 :])}:{line}"
 
 
 def here(depth: int = 1) -> str:

@@ -11,8 +11,7 @@ would need no such order; they cost AttnRes 4 to 5 % of a backward on an H200.
 Before the launch all words are 0. Tags count from 1.
 """
 
-import triton
-import triton.language as tl
+from .language import tl, triton
 
 
 @triton.jit

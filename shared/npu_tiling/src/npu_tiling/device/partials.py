@@ -4,8 +4,7 @@ The order of additions is fixed, so that equal inputs give equal bits; atomic ad
 run. `npu_tiling.launching.partials` launches the kernel of this file.
 """
 
-import triton
-import triton.language as tl
+from .language import tl, triton
 
 
 @triton.jit

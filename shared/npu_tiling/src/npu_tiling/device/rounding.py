@@ -1,8 +1,6 @@
 """Rounding to a named dtype between two steps of fp32 arithmetic, and the sigmoid."""
 
-import triton
-import triton.backends
-import triton.language as tl
+from .language import tl, triton
 
 ASCEND = tl.constexpr("ascend" in triton.backends.backends)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingTritonError
@@ -17,6 +18,8 @@ from .spec import LaunchSpec, Tiled
 
 if TYPE_CHECKING:
     import torch
+
+    from .direct import DirectCall, Watchers
 
 
 def import_kernels(module: str, package: str) -> ModuleType:
@@ -88,6 +91,20 @@ class Kernels:
         if recorder is not None:
             recorder.add(f"{self._package}.{module}", kernel, grid, (*tensors, *scalars), spec)
 
+    def direct_call(
+        self,
+        module: str,
+        kernel: str,
+        spec: LaunchSpec,
+        grid: int,
+        device: torch.device,
+        dtypes: Sequence[Any],
+        scalars: tuple[int | float | None, ...],
+    ) -> tuple[DirectCall, Watchers] | None:
+        """How `launch` would call the kernel without Triton's JIT (see `Launcher.direct_call`)."""
+        launcher = self._launchers.get((module, kernel))
+        return None if launcher is None else launcher.direct_call(spec.key, grid, device, dtypes, scalars)
+
     def launch_rows(
         self,
         module: str,
@@ -106,4 +123,23 @@ class Kernels:
         launch_with_fallback(kernel, spec, run, smaller)
 
     def _import(self, module: str, kernel: str) -> Any:
-        return getattr(import_kernels(f"{self._package}.{module}", self._distribution), kernel)
+        found = getattr(import_kernels(f"{self._package}.{module}", self._distribution), kernel)
+        if isinstance(found, FunctionType):  # device/language.py found no Triton that can be imported
+            import_kernels("triton", self._distribution)
+        return found
+
+
+@functools.cache
+def kernels_of(module: str) -> tuple[Kernels, str]:
+    """The kernels of the package that a module belongs to, and the module's name in it.
+
+    A package of ours may be a part of another one, as in a kernel repository of the Hugging Face Hub.
+    """
+    parts = module.split(".")
+    end = next((i for i, part in enumerate(parts) if part.startswith("npu_")), 0) + 1
+    return _of_package(".".join(parts[:end])), ".".join(parts[end:])
+
+
+@functools.cache
+def _of_package(package: str) -> Kernels:
+    return Kernels(package, package.rpartition(".")[2].replace("_", "-"))

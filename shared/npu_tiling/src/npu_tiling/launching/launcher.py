@@ -103,6 +103,15 @@ class Launcher:
             arguments = (*tensors, *scalars)
             self._calls[slot] = observe(call, launch_by_jit, grid, arguments, self._streams(kind), index, on_cuda)
 
+    def direct_call(
+        self, key: Hashable, grid: int, device: torch.device, dtypes: Sequence[Any], scalars: tuple[Any, ...]
+    ) -> tuple[DirectCall, Watchers] | None:
+        """How a launch of aligned tensors of these dtypes is called without the JIT; None: through the JIT."""
+        if device.type == "cpu" or not self._possible or (device.type == "npu" and grid > _MOST_PROGRAMS):
+            return None
+        call = self._calls.get(self._slot(key, device.index, scalars, dtypes))
+        return (call, self._watchers) if type(call) is DirectCall else None
+
     def _pointers_on_cuda(self, tensors: Sequence[Any]) -> tuple[list[Any], list[Any] | None]:
         """Addresses and dtypes, each a tuple for a tuple; no dtypes where one is not aligned, or not on a GPU."""
         bits, direct = 0, True

@@ -38,7 +38,7 @@ class Argument:
     block: tuple[int, ...] = ()
 
 
-Attempt = tuple[object, LaunchSpec]  # the name and the spec that `launch_with_fallback` is given
+Attempt = tuple[object, Any]  # the name and the spec that `launch_with_fallback` is given, or a plan's decision and tiling
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,6 +87,11 @@ class Recorder:
         self.decisions: list[tuple[str, Any]] = []
         self.runs, self.refused = runs, refused
         self._attempt: Attempt | None = None
+        self._asked: tuple[str, str] | None = None
+
+    def plan_asks(self, asked: tuple[str, str], attempt: Attempt | None) -> None:
+        """The next launch is a plan's: who asked for it, file and line and function, and what its attempt is called."""
+        self._asked, self._attempt = asked, attempt
 
     def decided(self, decision: Any) -> None:
         """List a decision about a call of several launches."""
@@ -107,7 +112,7 @@ class Recorder:
 
     def add(self, module: str, kernel: str, grid: int, arguments: tuple[Any, ...], spec: LaunchSpec) -> None:
         """List a launch of a spec."""
-        called_from, function = caller()
+        called_from, function = self._asked or caller()
         launch = RecordedLaunch(
             module=module,
             kernel=kernel,
@@ -122,6 +127,8 @@ class Recorder:
             direction="backward" if is_backward() else "forward",
         )
         self.launches.append(launch)
+        if self._asked is not None:
+            self._asked = self._attempt = None
 
 
 active: Recorder | None = None

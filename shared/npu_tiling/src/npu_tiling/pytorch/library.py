@@ -38,7 +38,8 @@ class OperatorLibrary:
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
         self._library = torch.library.Library(namespace, "DEF")
-        self._implementations: dict[str, Repeats] = {}
+        self._implementations: dict[str, Callable[..., Any]] = {}
+        self._repeats: dict[str, Repeats] = {}
         self._forward_mode: dict[str, bool] = {}
         self._direct: dict[str, Callable[..., Any]] = {}  # what is called where the dispatcher is bypassed
         self._dispatched: dict[str, Callable[..., Any]] = {}  # the dispatcher's calls
@@ -52,6 +53,7 @@ class OperatorLibrary:
         forward_mode: bool = False,
         batched: Callable[..., Any] | None = None,
         flops: Callable[..., int] | None = None,
+        repeats: bool = True,
     ) -> None:
         """Register an operator.
 
@@ -68,6 +70,7 @@ class OperatorLibrary:
                 where no tensors stand in lists.
             flops: counts, for the arguments, what `torch.utils.flop_counter` is to count: the products of matrices of the
                 model that calls it. What is computed a second time to save memory does not count. None: 0.
+            repeats: whether equal calls are repeated here; an `Operator` does it itself.
         """
         name = schema.partition("(")[0]
         self._library.define(schema)
@@ -75,7 +78,8 @@ class OperatorLibrary:
         self._dispatched[name] = overload._op
         if not overload._schema.is_mutable:  # the dispatcher tells autograd what was written to
             self._shorten(overload)
-        implementation = Repeats(implementation)
+        if repeats:
+            implementation = self._repeats[name] = Repeats(implementation)
         for backend in _BACKENDS:
             self._library.impl(name, implementation, backend)
         self._library.impl(name, functools.partial(self._with_resolved, name), "Negative")
@@ -142,8 +146,8 @@ class OperatorLibrary:
         if is_unobserved():
             direct = self._direct[name]
             if not torch.is_grad_enabled() and name in self._implementations:  # nothing is to be recorded
-                direct = self._implementations[name]
-                found = direct.find(arguments) if direct.recognised else None
+                direct, repeats = self._implementations[name], self._repeats.get(name)
+                found = repeats.find(arguments) if repeats is not None and repeats.recognised else None
                 if found is not None:  # its tensors are plain: they have the types and dispatch keys of plain ones
                     repetition, tensors = found
                     return repetition(tensors)

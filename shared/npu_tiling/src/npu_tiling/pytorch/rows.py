@@ -39,7 +39,7 @@ def row_layout(*tensors: torch.Tensor) -> RowLayout | None:
 def layout_of(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> RowLayout | None:
     """`row_layout` of tensors of one shape and these strides."""
     width = shape[-1]
-    if all(_is_contiguous(shape, own) for own in strides):
+    if all(is_contiguous(shape, own) for own in strides):
         return RowLayout(1, prod(shape[:-1]), ((0, width),) * len(strides))
     if width > 1 and any(own[-1] != 1 for own in strides):
         return None
@@ -78,7 +78,7 @@ def may_overlap(tensor: torch.Tensor) -> bool:
     return False
 
 
-def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
+def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """As `Tensor.is_contiguous`: strides of dimensions of size 1 do not count, nor any where there are no elements."""
     if 0 in shape:
         return True

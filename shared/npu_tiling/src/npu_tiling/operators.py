@@ -1,0 +1,182 @@
+"""One operator of PyTorch that is a record and a plan: registered, called, and called again without a decision."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .calls import Signature, device_of
+from .chips.detection import device_for, is_overridden
+from .chips.devices import Device
+from .launching import fallback, recording
+from .plans import Plan, compile_plan, is_direct, run_plan
+from .pytorch.autograd import is_unobserved, needs_gradient
+from .pytorch.library import OperatorLibrary
+
+_MOST_KEYS = 1024
+
+
+class Operator:
+    """An operator whose calls are plans.
+
+    A plan is written for the first call of a key and runs step by step. Once all of its kernels are called without Triton's
+    JIT, it is made a function, which equal calls run. Under `use_device`, `plain_pytorch` or a dispatch mode of PyTorch and
+    while launches are listed, plans run step by step.
+
+    Attributes:
+        signature: schema, fake function and key, from the record.
+    """
+
+    def __init__(
+        self,
+        library: OperatorLibrary,
+        name: str,
+        record: Any,
+        results: Sequence[str],
+        *,
+        plan: Callable[[Plan, Any], Sequence[Any]],
+        reference: Callable[[Any], Sequence[Any]],
+        writes: Sequence[str] = (),
+        fixed: Mapping[str, Any] | None = None,
+        forward_mode: bool = False,
+    ) -> None:
+        """Registers it.
+
+        Args:
+            library: the package's operators.
+            name: the operator's.
+            record: of its arguments; see calls.py.
+            results: names of what it returns, keys of the record's `results`.
+            plan: writes the steps of a call, a record of slots, and returns the slots of its results.
+            reference: computes a call, a record of tensors, where there are no kernels.
+            writes: tensors that it writes to.
+            fixed: fields of the record that are no arguments, and what they are.
+            forward_mode: whether PyTorch can differentiate what `reference` does.
+        """
+        self.signature = Signature(name, record, results, writes=writes, fixed=fixed)
+        self._library, self._write, self._reference = library, plan, reference
+        self._key, self._n_tensors = self.signature.key, len(self.signature.tensors)
+        self._record: Callable[..., Any] = _record_nothing
+        self._plans: dict[Hashable, Plan] = {}  # by key and chip
+        self._functions: dict[Hashable, Callable[..., Any]] = {}  # by key
+        self._approved: set[Hashable] = set()  # checks and keys
+        library.define(self.signature.schema, self.run, self.signature.fake, forward_mode=forward_mode, repeats=False)
+
+    def autograd(self, record: Callable[..., Any]) -> None:
+        """Set what autograd records of a call with a tensor that needs a gradient: mostly `apply` of a `Function`.
+
+        `record` takes `run`, which is the operator without its gradient, and the operator's arguments.
+        """
+
+        def record_if_needed(run: Callable[..., Any], *arguments: Any) -> Any:
+            return record(run, *arguments) if needs_gradient(arguments[: self._n_tensors]) else run(*arguments)
+
+        self._record = record
+        self._library.autograd(self.signature.name, record_if_needed)
+
+    def gradient(self) -> None:
+        """Say that the operator is a gradient, which has none itself."""
+        self._library.gradient(self.signature.name)
+
+    def again(self, check: Hashable, call: Any) -> Any:
+        """The results of a call that equals one which `check` approved of; None: it has to be checked and called."""
+        if not is_unobserved() or recording.active is not None or is_overridden():
+            return None
+        try:
+            key = self._key(*call)
+            if (check, key) not in self._approved:
+                return None
+        except (AttributeError, TypeError):  # arguments of a kind that no check approves of
+            return None
+        if torch.is_grad_enabled() and needs_gradient(call[: self._n_tensors]):
+            return self._record(self.run, *call)
+        run = self._functions.get(key)
+        return (None if run is None else run(*call)) or self._by_steps(key, call, may_compile=True)
+
+    def __call__(self, call: Any, check: Hashable = None) -> Any:
+        """The results of a call. `check`: what approved of it; `again` does not ask it about equal calls."""
+        arguments = self.signature.arguments(call) if self.signature.fixed else call
+        if not is_unobserved():
+            return self._library(self.signature.name, *arguments)
+        key = self._key(*arguments)
+        is_plain = key is not None and key[-1]
+        if not is_plain or torch.is_grad_enabled():
+            results = self._library(self.signature.name, *arguments)
+        elif recording.active is not None or is_overridden():
+            results = self._by_steps(key, arguments, may_compile=False)
+        else:
+            run = self._functions.get(key)
+            results = (None if run is None else run(*arguments)) or self._by_steps(key, arguments, may_compile=True)
+        if is_plain and check is not None and recording.active is None and not is_overridden():
+            if len(self._approved) >= _MOST_KEYS:
+                self._approved.clear()
+            self._approved.add((check, key))
+        return results
+
+    def run(self, *arguments: Any) -> Any:
+        """The operator's implementation: below autograd, for tensors of any device."""
+        if recording.active is not None or is_overridden() or torch._C._len_torch_dispatch_stack():
+            return self._by_steps(None, arguments, may_compile=False)
+        key = self._key(*arguments) if self._functions else None
+        run = self._functions.get(key)
+        return (None if run is None else run(*arguments)) or self._by_steps(key, arguments, may_compile=True)
+
+    def below_autograd(self, call: Any) -> Any:
+        """The results of a call that autograd is not to record."""
+        return self._library.below_autograd(self.signature.name, *self.signature.arguments(call))
+
+    def plan(self, call: Any, chip: Device, *, tiles: Mapping[str, Any] | None = None) -> Plan:
+        """What a call does on a chip, without doing it. Tensors may be on the meta device.
+
+        Args:
+            call: a record.
+            chip: where.
+            tiles: tilings by the name of their decision, in place of those that tables choose.
+        """
+        return self._plan(call, chip, tiles or {}, fallback._replaced)
+
+    def _plan(self, call: Any, chip: Device, tiles: Mapping[str, Any], replaced: Mapping[Any, Any]) -> Plan:
+        plan = Plan(chip, tiles, replaced)
+        slots = [plan.argument(each) if i < self._n_tensors else each for i, each in enumerate(call)]
+        plan.results = tuple(self._write(plan, type(call)(*slots)))
+        return plan
+
+    def _by_steps(self, key: Any, arguments: Sequence[Any], *, may_compile: bool) -> Any:
+        call = self.signature.call(arguments)
+        chip = device_for(device_of(call))
+        if chip is None:
+            return self._reference(call)
+        key = key or self._key(*arguments)  # no earlier: tensors of a transform have no address
+        plan = self._plans.get((key, chip))
+        if plan is None or plan.replaced is not fallback._replaced:
+            plan = self.plan(call, chip)
+        tensors = call[: self._n_tensors]
+        results, plan = run_plan(plan, tensors, functools.partial(self._plan, call, chip, {}))
+        if key is not None and plan.replaced is fallback._replaced:
+            self._keep(key, chip, plan)
+            if may_compile and key[-2]:
+                self._compile(key, plan, tensors, len(arguments))
+        return results
+
+    def _keep(self, key: Hashable, chip: Device, plan: Plan) -> None:
+        if len(self._plans) >= _MOST_KEYS:
+            self._plans.clear()
+            self._functions.clear()
+        self._plans[key, chip] = plan
+
+    def _compile(self, key: Hashable, plan: Plan, tensors: Sequence[Tensor | None], n_arguments: int) -> None:
+        """Makes a plan a function once it has run when all of its kernels could be called without Triton's JIT."""
+        if plan.is_direct:
+            function = compile_plan(plan, tensors, n_arguments)
+            if function is not None:
+                self._functions[key] = function
+        else:
+            plan.is_direct = is_direct(plan, device_of(tensors))
+
+
+def _record_nothing(run: Callable[..., Any], *arguments: Any) -> Any:
+    return run(*arguments)

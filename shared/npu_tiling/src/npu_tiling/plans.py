@@ -1,0 +1,501 @@
+"""What a call does on a chip, as data: a `Plan` has the call's steps in order, and no step knows a tensor.
+
+There are four kinds of step: `New` (memory), `View` (another look at memory), `Launch` (a kernel) and `Torch` (a function
+that is PyTorch's or calls PyTorch: a copy, a product, a collective). An operator writes a plan once for calls of one key.
+`run_plan` does what it says, `compile_plan` makes one Python function of it, and explanations and tests read it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .calls import ALIGNMENT, Empty
+from .chips.devices import Device
+from .launching import fallback, recording
+from .launching.kernels import Kernels, kernels_of
+from .launching.launcher import current_device
+from .launching.spec import LaunchSpec
+from .places import place_in
+from .pytorch.rows import is_contiguous
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A tensor of a plan: it has a shape and no memory.
+
+    Attributes:
+        number: 0 to n - 1 are the call's tensors, the others are made by steps.
+        base: the number of the slot whose memory it has; its own, unless it is a view.
+        start: elements from the first one of the base.
+    """
+
+    number: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    base: int
+    start: int = 0
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    def is_contiguous(self) -> bool:
+        return is_contiguous(self.shape, self.strides)
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel() * self.dtype.itemsize
+
+
+class Asked(NamedTuple):
+    """The line that asked for a step.
+
+    Attributes:
+        module: full name of its module.
+        file, function: where it stands.
+        line: its number.
+    """
+
+    module: str
+    file: str
+    function: str
+    line: int
+
+    @property
+    def place(self) -> str:
+        """File and line, the file from its package's folder on."""
+        return place_in(self.file, self.module, self.line)
+
+
+class New(NamedTuple):
+    """Allocate memory."""
+
+    slot: Slot
+    asked: Asked
+
+
+class View(NamedTuple):
+    """Look at the memory of another slot."""
+
+    slot: Slot
+    asked: Asked
+
+
+class Torch(NamedTuple):
+    """Call function(*arguments), of slots and constants; what it makes is a slot. `writes`: those it writes to."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    made: Slot | None
+    writes: tuple[Slot, ...]
+    asked: Asked
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A tiling that was chosen for launches.
+
+    Attributes:
+        name: for people.
+        spec: the tiling, with its constants.
+        smaller: from a tiling to the one that takes its place where it is refused, or None.
+        first_step: where the steps that depend on it begin.
+    """
+
+    name: str
+    spec: LaunchSpec
+    smaller: Callable[[Any], Any]
+    first_step: int
+
+    @property
+    def tiling(self) -> Any:
+        return self.spec.launch
+
+
+class Launch(NamedTuple):
+    """Launch a kernel.
+
+    Attributes:
+        kernels, module, kernel: the kernel: of a package, in a module, with that name.
+        decision: what chose its tiling.
+        grid: number of programs.
+        reads, writes: slots by the kernel's parameter; None: the call has no such tensor.
+        slots, numbers: all of them in the kernel's order, and the numbers that follow.
+    """
+
+    kernels: Kernels
+    module: str
+    kernel: str
+    decision: Decision
+    grid: int
+    reads: Mapping[str, Slot | None]
+    writes: Mapping[str, Slot | None]
+    slots: tuple[Slot | None, ...]
+    numbers: tuple[int | float | None, ...]
+    asked: Asked
+
+    @property
+    def spec(self) -> LaunchSpec:
+        """Tiling, constants and compiler options."""
+        return self.decision.spec
+
+
+Step = New | View | Torch | Launch
+
+
+@dataclass
+class Plan:
+    """The steps of a call. Functions of an operator write them, by the methods below.
+
+    Attributes:
+        chip: where it runs.
+        tiles: tilings by the name of their decision, in place of those that tables choose.
+        replaced: tilings that were refused, by decision and tiling, and what takes their place.
+        arguments: slots of the call's tensors, None for None.
+        steps, results: what was written.
+        decisions: the latest of each name.
+        is_direct: whether all of its kernels can be called without Triton's JIT, as far as is known.
+    """
+
+    chip: Device
+    tiles: Mapping[str, Any] = field(default_factory=dict)
+    replaced: Mapping[Any, Any] = field(default_factory=lambda: fallback._replaced)
+    arguments: list[Slot | None] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    results: tuple[Slot | None, ...] = ()
+    decisions: dict[str, Decision] = field(default_factory=dict)
+    is_direct: bool = False
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _overwritten: set[int] = field(default_factory=set)  # arguments that a step has written to
+
+    def argument(self, tensor: Any) -> Slot | None:
+        """The slot of a tensor that the call is given."""
+        number, slot = next(self._numbers), None
+        if tensor is not None:
+            slot = Slot(number, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, number)
+        self.arguments.append(slot)
+        return slot
+
+    def new(self, like: Empty | None) -> Any:
+        """Memory; None for None."""
+        if like is None:
+            return None
+        slot = self._slot(like)
+        self.steps.append(New(slot, _asked()))
+        return slot
+
+    def view(self, of: Any, shape: Sequence[int], strides: Sequence[int], start: int = 0) -> Any:
+        """The memory of a slot with another shape, `start` elements after its first one."""
+        number = next(self._numbers)
+        slot = replace(of, number=number, shape=tuple(shape), strides=tuple(strides), start=of.start + start)
+        self.steps.append(View(slot, _asked()))
+        return slot
+
+    def torch(self, function: Any, *arguments: Any, makes: Empty | None = None, writes: Sequence[Slot] = ()) -> Any:
+        """Call function(*arguments). What it `makes` is returned; what it `writes` to is among the arguments."""
+        self._order([each for each in arguments if type(each) is Slot], writes)
+        made = None if makes is None else self._slot(makes)
+        self.steps.append(Torch(function, arguments, made, tuple(writes), _asked()))
+        return made
+
+    def contiguous(self, slot: Any) -> Any:
+        """The slot, or a contiguous copy of it; None for None."""
+        if slot is None or slot.is_contiguous():
+            return slot
+        return self.torch(torch.Tensor.contiguous, slot, makes=Empty(slot.shape, slot.dtype))
+
+    def choose(self, decision: str, tiling: Any, smaller: Callable[[Any], Any] = lambda _: None) -> Any:
+        """The tiling of a decision: that of its table, one that the caller set, or what a compiler's refusal left.
+
+        What follows in the plan is written again where a launch of this decision is refused.
+        """
+        tiling = self.tiles.get(decision, tiling)
+        while self.replaced and (decision, tiling) in self.replaced:
+            tiling = self.replaced[decision, tiling]
+        self.decisions[decision] = Decision(decision, LaunchSpec.of(tiling, {}), smaller, len(self.steps))
+        return tiling
+
+    def launch(
+        self,
+        kernel: Any,
+        decision: str,
+        grid: int,
+        *,
+        reads: Mapping[str, Slot | None],
+        writes: Mapping[str, Slot | None],
+        sizes: Mapping[str, int | float | None],
+    ) -> None:
+        """Launch a kernel with the tiling of a decision.
+
+        Args:
+            kernel: a `@triton.jit` function.
+            decision: its name, as `choose` was given it.
+            grid: number of programs.
+            reads, writes: tensors by the kernel's parameter.
+            sizes: its numbers by parameter.
+
+        Raises:
+            TypeError: the kernel has other parameters.
+        """
+        chosen = self.decisions[decision]
+        module, name, parameters, constants = signature_of(kernel)
+        tensors = {**reads, **writes}
+        given = {*tensors, *sizes, *chosen.spec.constants}
+        if given != {*parameters, *constants}:
+            wanted = {*parameters, *constants}
+            raise TypeError(f"{module}.{name}: missing {sorted(wanted - given)}, unknown {sorted(given - wanted)}.")
+        self._order([each for each in reads.values() if each], [each for each in writes.values() if each])
+        slots = tuple([tensors[each] for each in parameters if each in tensors])
+        numbers = tuple([sizes[each] for each in parameters if each in sizes])
+        kernels, place = kernels_of(module)
+        self.steps.append(Launch(kernels, place, name, chosen, grid, reads, writes, slots, numbers, _asked()))
+
+    def last_uses(self, *, by_address: bool = False) -> list[list[int]]:
+        """For each step the slots that no later step uses, whose memory ends with it.
+
+        `by_address`: launches reach a view through the slot whose memory it has, and need no view.
+        """
+        alive = {slot.number for slot in (*self.results, *self.arguments) if slot is not None}
+        found: list[list[int]] = []
+        for step in reversed(self.steps):
+            if type(step) is Launch:
+                used = {slot.base if by_address else slot.number for slot in step.slots if slot is not None}
+            elif type(step) is Torch:
+                used = {each.number for each in step.arguments if type(each) is Slot}
+                used |= set() if step.made is None or step.made.number in alive else {step.made.number}
+            elif step.slot.number in alive:
+                used = {step.slot.base} if type(step) is View else set()
+            else:  # nothing uses it
+                used = {step.slot.number}
+            found.append(sorted(used - alive))
+            alive |= used
+        return found[::-1]
+
+    def _slot(self, like: Empty) -> Slot:
+        number = next(self._numbers)
+        return Slot(number, tuple(like.shape), like.strides, like.dtype, number)
+
+    def _order(self, reads: Sequence[Slot], writes: Sequence[Slot]) -> None:
+        """An argument that is written to is not read any more: a step that reads it would have to come first."""
+        if self._overwritten:
+            late = [slot for slot in reads if slot.base in self._overwritten]
+            assert not late, f"a step reads an argument after it was written to: {late}"
+        self._overwritten.update(slot.base for slot in writes if slot.base < len(self.arguments))
+
+
+@functools.cache
+def signature_of(kernel: Any) -> tuple[str, str, tuple[str, ...], tuple[str, ...]]:
+    """A kernel's module and name, its parameters, and those that are `tl.constexpr`."""
+    function = getattr(kernel, "fn", kernel)
+    of = inspect.signature(function).parameters.values()
+    constant = [each.name for each in of if each.annotation is not inspect.Parameter.empty]
+    return function.__module__, function.__name__, tuple(e.name for e in of if e.name not in constant), tuple(constant)
+
+
+def _asked() -> Asked:
+    frame = sys._getframe(2)
+    while frame.f_code.co_filename == __file__ and frame.f_back is not None:  # `contiguous` asks for a copy
+        frame = frame.f_back
+    code = frame.f_code
+    return Asked(frame.f_globals["__name__"], code.co_filename, code.co_name, frame.f_lineno)
+
+
+def run_plan(
+    plan: Plan, tensors: Sequence[Tensor | None], again: Callable[[Mapping[Any, Any]], Plan]
+) -> tuple[tuple[Any, ...], Plan]:
+    """The results of a call with these tensors, step by step, and the plan that ran.
+
+    That is another one where a tile was refused. `again` writes the plan of the call anew, with tilings that were replaced.
+    """
+    refused = () if recording.active is None else recording.active.refused
+    if refused:  # an explanation asks what would run
+        made = [step.decision for step in plan.steps if isinstance(step, Launch)]
+        replaced = {(e.name, e.tiling): e.smaller(e.tiling) for e in made if (e.name, e.tiling) in refused}
+        plan = again(replaced) if replaced else plan
+    memory = {slot.number: tensor for slot, tensor in zip(plan.arguments, tensors, strict=True) if slot is not None}
+    device, ends, i = next(iter(memory.values())).device, plan.last_uses(), 0  # type: ignore[union-attr]
+    while i < len(plan.steps):
+        step = plan.steps[i]
+        if type(step) is Launch:
+            try:
+                _launch(step, [None if slot is None else memory[slot.number] for slot in step.slots])
+            except Exception as error:
+                plan, i = _next_row(plan, step, i, error, again)
+                ends = plan.last_uses()
+                continue
+        elif type(step) is New:
+            slot = step.slot
+            memory[slot.number] = empty_strided(slot.shape, slot.strides, slot.dtype, device)
+        elif type(step) is View:
+            slot, base = step.slot, memory[step.slot.base]
+            assert base is not None
+            memory[slot.number] = base.as_strided(slot.shape, slot.strides, base.storage_offset() + slot.start)
+        elif type(step) is Torch:
+            made = step.function(*[memory[each.number] if type(each) is Slot else each for each in step.arguments])
+            if step.made is not None:
+                memory[step.made.number] = made
+        for number in ends[i]:
+            del memory[number]
+        i += 1
+    return tuple([None if slot is None else memory[slot.number] for slot in plan.results]), plan
+
+
+def _launch(step: Launch, tensors: Sequence[Tensor | None]) -> None:
+    if recording.active is not None:
+        decision = step.decision
+        falls_back = decision.smaller(decision.tiling) is not None
+        recording.active.plan_asks(
+            (step.asked.place, step.asked.function), (decision.name, decision.tiling) if falls_back else None
+        )
+    step.kernels.launch(step.module, step.kernel, step.spec, step.grid, tensors, step.numbers)
+
+
+def _next_row(
+    plan: Plan, step: Launch, i: int, error: Exception, again: Callable[[Mapping[Any, Any]], Plan]
+) -> tuple[Plan, int]:
+    """The plan with the tiling that follows a refused one, and the step to go on with; the memory before it stays."""
+    refused, decision, tiling = fallback.refusal(error), step.decision, step.decision.tiling
+    if refused is None:
+        raise error
+    following = decision.smaller(tiling)
+    if following is None:
+        raise refused.error(f"{decision.name}: not even its smallest tile runs: {tiling} {refused.reason}.") from error
+    warnings.warn(f"{decision.name}: {tiling} {refused.reason}; using {following} instead.", RuntimeWarning, stacklevel=2)
+    fallback._replaced[decision.name, tiling] = following
+    after, first = again(fallback._replaced), decision.first_step
+    done = plan.steps[first:i]
+    asked = [[step.asked for step in each.steps[:first]] for each in (plan, after)]
+    assert asked[0] == asked[1], "steps before a decision do not depend on it"
+    assert not any(_writes_argument(plan, each) for each in done), "what was written to cannot be read again"
+    return after, first
+
+
+def _writes_argument(plan: Plan, step: Step) -> bool:
+    written = step.writes.values() if type(step) is Launch else step.writes if type(step) is Torch else ()
+    return any(slot is not None and slot.base < len(plan.arguments) for slot in written)
+
+
+def compile_plan(plan: Plan, tensors: Sequence[Tensor | None], n_arguments: int) -> Callable[..., Any] | None:
+    """A Python function of an operator's arguments that does what a plan says, and decides nothing.
+
+    It returns None, and does nothing, while the tensors' device is not the current one or a profiler watches launches.
+
+    Returns:
+        The function; None where a kernel of the plan goes through Triton's JIT, or tensors lie on several devices.
+    """
+    given = [tensor for tensor in tensors if tensor is not None]
+    device = given[0].device
+    calls = [_direct_call(step, device) for step in plan.steps if type(step) is Launch]
+    if None in calls or any(tensor.device != device for tensor in given):
+        return None
+    return _Writer(plan, device, n_arguments).function(iter(calls))
+
+
+def is_direct(plan: Plan, device: torch.device) -> bool:
+    """Whether all kernels of a plan can be called without Triton's JIT."""
+    return all(_direct_call(step, device) is not None for step in plan.steps if type(step) is Launch)
+
+
+def _direct_call(step: Launch, device: torch.device) -> Any:
+    if any(slot is not None and slot.start * slot.dtype.itemsize % ALIGNMENT for slot in step.slots):
+        return None
+    dtypes = [None if slot is None else slot.dtype for slot in step.slots]
+    return step.kernels.direct_call(step.module, step.kernel, step.spec, step.grid, device, dtypes, step.numbers)
+
+
+class _Writer:
+    """Writes a plan as a function in Python.
+
+    Everything that the function needs is a parameter of the text, sizes too: plans of one structure share a text.
+    """
+
+    def __init__(self, plan: Plan, device: torch.device, n_arguments: int) -> None:
+        self._plan, self._device, self._n_arguments = plan, device, n_arguments
+        self._values: list[Any] = []
+        self._by_address = device.type == "cuda"  # Triton's launcher takes addresses, that of triton-ascend tensors
+
+    def function(self, calls: Iterator[Any]) -> Callable[..., Any]:
+        """The function that launches by `calls`, a DirectCall and what watches it for each launch of the plan."""
+        lines: list[str] = []
+        watchers: dict[int, Any] = {}
+        index, empty = self._name(self._device.index), self._name(_allocator(self._device))
+        for step, ended in zip(self._plan.steps, self._plan.last_uses(by_address=self._by_address), strict=True):
+            if isinstance(step, (New, View)) and step.slot.number in ended:
+                continue
+            if isinstance(step, New):
+                shape, strides, dtype = map(self._name, (step.slot.shape, step.slot.strides, step.slot.dtype))
+                line = f"t{step.slot.number} = {empty}({shape}, {strides}, {dtype})"
+            elif isinstance(step, View):
+                line = f"t{step.slot.number} = {self._view(step.slot)}"
+            elif isinstance(step, Torch):
+                made = "" if step.made is None else f"t{step.made.number} = "
+                line = f"{made}{self._name(step.function)}({', '.join(map(self._spell, step.arguments))})"
+            else:
+                call, watching = next(calls)
+                watchers[id(watching)] = watching
+                tensors = map(self._address if self._by_address else self._spell, step.slots)
+                values = [*map(self._spell, call.handles), *tensors, *map(self._spell, (*step.numbers, *call.rest))]
+                stream = f"{self._name(call.stream_of)}({index})"
+                line = f"{self._name(call.run)}({self._name(step.grid)}, 1, 1, {stream}, {', '.join(values)})"
+            lines.append(line + (f"; del {', '.join(f't{number}' for number in ended)}" if ended else ""))
+        current = current_device(self._device.type)
+        conditions = [] if current is None else [f"{self._name(current)}() != {index}"]
+        conditions += [self._name(each) for each in watchers.values()]
+        first = [f"if {' or '.join(conditions)}: return None"] if conditions else []
+        last = f"return ({''.join(f'{self._spell(slot)}, ' for slot in self._plan.results)})"
+        parameters = [f"t{i}" if i < len(self._plan.arguments) else f"o{i}" for i in range(self._n_arguments)]
+        body = "\n  ".join([f"def run({', '.join(parameters)}):", *first, *lines, last])
+        names = ", ".join(f"c{i}" for i in range(len(self._values)))
+        run: Callable[..., Any] = _maker(f"def make({names}):\n {body}\n return run")(*self._values)
+        return run
+
+    def _name(self, value: Any) -> str:
+        self._values.append(value)
+        return f"c{len(self._values) - 1}"
+
+    def _spell(self, value: Any) -> str:
+        return f"t{value.number}" if type(value) is Slot else "None" if value is None else self._name(value)
+
+    def _address(self, slot: Slot | None) -> str:
+        if slot is None:
+            return "None"
+        start = slot.start * slot.dtype.itemsize
+        return f"t{slot.base}.data_ptr()" + (f" + {self._name(start)}" if start else "")
+
+    def _view(self, slot: Slot) -> str:
+        shape, strides, start = map(self._name, (slot.shape, slot.strides, slot.start))
+        first = f"t{slot.base}.storage_offset() + {start}" if slot.base < len(self._plan.arguments) else start
+        return f"t{slot.base}.as_strided({shape}, {strides}, {first})"
+
+
+@functools.lru_cache(maxsize=4096)
+def _maker(text: str) -> Callable[..., Any]:
+    scope: dict[str, Any] = {}
+    exec(text, scope)
+    make: Callable[..., Any] = scope["make"]
+    return make
+
+
+def _allocator(device: torch.device) -> Callable[..., Tensor]:
+    """empty(sizes, strides, dtype) on the current device: where there is one, that of the code which Inductor generates."""
+    fast = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
+    return fast or functools.partial(empty_strided, device=device)
+
+
+def empty_strided(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory of a step `New`."""
+    return torch.empty_strided(sizes, strides, dtype=dtype, device=device)

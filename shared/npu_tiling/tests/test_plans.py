@@ -1,0 +1,336 @@
+"""Operators that are records and plans: what is derived, what runs, and when a call is decided again."""
+
+import ctypes
+import gc
+import weakref
+from typing import NamedTuple
+
+import npu_tiling
+import pytest
+import torch
+from npu_tiling.calls import Empty
+from npu_tiling.chips import detection
+from npu_tiling.launching import fallback
+from npu_tiling.launching.direct import DirectCall
+from npu_tiling.launching.kernels import Kernels
+from npu_tiling.operators import Operator
+from npu_tiling.plans import Plan, Slot
+from npu_tiling.pytorch import arguments
+from npu_tiling.pytorch.autograd import Function, apply
+from npu_tiling.pytorch.library import OperatorLibrary
+from torch import Tensor
+
+CHIP = npu_tiling.GPUS["H200"]
+LIBRARY = OperatorLibrary("npu_tiling_test_plans")
+
+
+class Tile(NamedTuple):
+    BLOCK: int
+
+    @property
+    def constants(self):
+        return {"BLOCK": self.BLOCK}
+
+    @property
+    def options(self):
+        return {}
+
+
+def scale_kernel(p_x, p_y, n, factor, BLOCK: int):
+    """y = factor x."""
+
+
+class Scaled(NamedTuple):
+    """y = factor x, twice where asked for."""
+
+    x: Tensor
+    other: Tensor | None
+    factor: float
+    twice: bool
+
+    def results(self):
+        like = Empty(self.x.shape, self.x.dtype)
+        return {"y": like, "z": like if self.twice else None}
+
+
+def scale(p: Plan, call: Scaled):
+    y, z = (p.new(each) for each in call.results().values())
+    x = p.contiguous(call.x)
+    tile = p.choose("scale", Tile(64), lambda tile: Tile(tile.BLOCK // 2) if tile.BLOCK > 16 else None)
+    for source, into in ((x, y), (y, z)):
+        if into is not None:
+            sizes = {"n": x.numel(), "factor": call.factor}
+            p.launch(
+                scale_kernel, "scale", -(-x.numel() // tile.BLOCK), reads={"p_x": source}, writes={"p_y": into}, sizes=sizes
+            )
+    return y, z
+
+
+def reference(call: Scaled):
+    y = (call.x * call.factor).contiguous()
+    return y, y * call.factor if call.twice else None
+
+
+class Recorded(Function):
+    @staticmethod
+    def forward(ctx, run, x, factor, twice):
+        ctx.factor = factor
+        return run(x, None, factor, twice)
+
+    @staticmethod
+    def backward(ctx, dy, dz):
+        return None, dy * ctx.factor, None, None
+
+
+OPERATOR = Operator(LIBRARY, "scaled", Scaled, ["y", "z"], plan=scale, reference=reference)
+OPERATOR.autograd(lambda run, x, other, *options: apply(Recorded, run, x, *options))
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """A CPU is an H200, and the kernel a stand-in: a list of the tiles that it was launched with, and how."""
+    made, known = [], set()
+
+    def run(kernel, tile, how, x, y, n, factor):
+        made.append((tile, how))
+        given, to = ((ctypes.c_float * n).from_address(each.data_ptr()) for each in (x, y))
+        to[:] = [each * factor for each in given]
+
+    def launch(self, module, kernel, spec, grid, tensors, scalars):
+        assert grid == -(-scalars[0] // spec.constants["BLOCK"])
+        run(kernel, spec.constants["BLOCK"], "known" if spec.key in known else "new", *tensors, *scalars)
+        known.add(spec.key)
+
+    def direct_call(self, module, kernel, spec, grid, device, dtypes, scalars):
+        def call(grid, _, __, stream, *given):
+            run(kernel, spec.constants["BLOCK"], "direct", *given)
+
+        return (DirectCall(call, lambda index: 0, (), ()), watching) if spec.key in known else None
+
+    class Watching:
+        hooks: tuple = ()
+
+        def __bool__(self):
+            return bool(self.hooks)
+
+    watching = Watching()
+    made.append(watching)
+    monkeypatch.setitem(detection._found, torch.device("cpu"), CHIP)
+    monkeypatch.setattr(Kernels, "launch", launch)
+    monkeypatch.setattr(Kernels, "direct_call", direct_call)
+    monkeypatch.setattr(fallback, "_replaced", {})
+    for name in ("_plans", "_functions"):
+        monkeypatch.setattr(OPERATOR, name, {})
+    monkeypatch.setattr(OPERATOR, "_approved", set())
+    return made
+
+
+def call(x, factor=2.0, twice=False):
+    return OPERATOR(Scaled(x, None, factor, twice))
+
+
+def ways(launches):
+    """How kernels were launched since the last question."""
+    found = [how for _, how in launches[1:]]
+    del launches[1:]
+    return found
+
+
+def test_schema_fake_function_and_opcheck_follow_from_the_record():
+    assert OPERATOR.signature.schema == "scaled(Tensor x, Tensor? other, float factor, bool twice) -> (Tensor y, Tensor z)"
+    operator = torch.ops.npu_tiling_test_plans.scaled.default
+    for twice in (False, True):
+        torch.library.opcheck(operator, (torch.randn(3, 5).t().requires_grad_(), None, 2.0, twice))
+
+
+def test_equal_calls_become_a_function_and_other_calls_do_not(launches):
+    x = torch.randn(8, 16)
+    for expected in (["new"], ["known"], ["direct"], ["direct"]):
+        assert torch.equal(call(x)[0], 2 * x)
+        assert ways(launches) == expected
+    for y in (torch.randn(8, 16), torch.randn(24, 16)[8:16]):
+        assert torch.equal(call(y)[0], 2 * y)
+        assert ways(launches) == ["direct"]
+    others = {
+        "size": torch.randn(9, 16),
+        "strides": torch.randn(16, 8).t(),
+        "an address that is not aligned": torch.randn(129)[1:].view(8, 16),
+    }
+    for other in others.values():
+        for _ in range(3):
+            assert torch.equal(call(other)[0], 2 * other)
+    assert ways(launches) == ["known", "known", "direct"] * 2 + ["known"] * 3
+    for factor in (0.0, -0.0, 1, 1.0, True):
+        for _ in range(4):
+            found = call(x, factor)[0]
+            assert torch.equal(found, x * float(factor))
+
+
+def test_a_function_runs_with_gradients_and_for_each_result_that_is_asked_for(launches):
+    for twice in (False, True):
+        for _ in range(5):
+            x = torch.randn(4, 8, requires_grad=True)
+            y, z = call(x, 3.0, twice)
+            assert torch.equal(y, 3 * x) and (z is None) is not twice
+            assert torch.equal(torch.autograd.grad(y.sum(), x)[0], torch.full_like(x, 3.0))
+    assert ways(launches)[-2:] == ["direct", "direct"]
+
+
+def test_a_profiler_and_another_chip_see_every_launch(launches):
+    x = torch.randn(4, 8)
+    for _ in range(4):
+        call(x)
+    ways(launches)
+    launches[0].hooks = ("a hook",)
+    assert torch.equal(call(x)[0], 2 * x) and ways(launches) == ["known"]
+    launches[0].hooks = ()
+    with npu_tiling.use_device(CHIP, emulated=True):
+        assert torch.equal(call(x)[0], 2 * x) and ways(launches) == ["known"]
+    with detection.plain_pytorch():
+        assert torch.equal(call(x)[0], 2 * x) and ways(launches) == []
+    call(x)
+    assert ways(launches) == ["direct"]
+
+
+def test_equal_calls_are_checked_once(launches):
+    asked = []
+
+    def check(given):
+        asked.append(given)
+        arguments.rows("x", given.x)
+
+    def checked(x, factor=2.0):
+        given = Scaled(x, None, factor, False)
+        found = OPERATOR.again(check, given)
+        if found is None:
+            check(given)
+            found = OPERATOR(given, check)
+        return found[0]
+
+    x = torch.randn(4, 8)
+    for _ in range(3):
+        assert torch.equal(checked(x), 2 * x)
+    assert len(asked) == 1
+    for wrong in ("a string", None, 3, [x], torch.randn(())):
+        with pytest.raises((TypeError, ValueError), match="x"):
+            checked(wrong)
+    assert OPERATOR.again("another check", Scaled(x, None, 2.0, False)) is None
+    assert OPERATOR.again(check, Scaled(x, None, 2, False)) is None  # an int, which the check saw no equal of
+    assert OPERATOR.again(check, Scaled(x, None, [], False)) is None
+    with detection.plain_pytorch():
+        assert OPERATOR.again(check, Scaled(x, None, 2.0, False)) is None
+
+
+def refusing(monkeypatch, above):
+    launch = Kernels.launch
+
+    def refused(self, module, kernel, spec, *rest):
+        if spec.constants["BLOCK"] > above:
+            raise RuntimeError("ub overflow, requires 16 bits while 8 bits available")
+        launch(self, module, kernel, spec, *rest)
+
+    monkeypatch.setattr(Kernels, "launch", refused)
+
+
+def test_a_refused_tile_is_replaced_by_the_next_one_once(launches, monkeypatch):
+    refusing(monkeypatch, above=16)
+    x = torch.randn(6, 4).t()
+    with pytest.warns(RuntimeWarning, match="overflows the Unified Buffer") as warned:
+        assert torch.equal(call(x, twice=True)[1], 4 * x)
+    assert len(warned) == 2 and [tile for tile, _ in launches[1:]] == [16, 16]
+    for size in (6, 7):
+        y = torch.randn(size, 4).t()
+        assert torch.equal(call(y)[0], 2 * y)  # and no warning, which would be an error here
+    assert {tile for tile, _ in launches[1:]} == {16}
+
+
+def test_of_two_decisions_with_one_name_the_refused_one_is_made_again(launches, monkeypatch):
+    def twice(p, call):
+        y, _ = scale(p, call)
+        z, _ = scale(p, call._replace(x=y))
+        return y, z
+
+    operator = Operator(LIBRARY, "two_decisions", Scaled, ["y", "z"], plan=twice, reference=reference)
+    refusing(monkeypatch, above=32)
+    x = torch.randn(4, 8)
+    with pytest.warns(RuntimeWarning, match="overflows the Unified Buffer") as warned:
+        y, z = operator(Scaled(x, None, 2.0, False))
+    assert torch.equal(y, 2 * x) and torch.equal(z, 4 * x)
+    assert len(warned) == 1
+
+
+def test_a_call_whose_every_tile_is_refused_is_an_error_that_says_so(launches, monkeypatch):
+    refusing(monkeypatch, above=0)
+    with pytest.warns(RuntimeWarning), pytest.raises(npu_tiling.UnifiedBufferError, match="not even its smallest tile"):
+        call(torch.randn(4, 8))
+
+
+def plan_of(x, **tiles):
+    return OPERATOR.plan(Scaled(x, None, 2.0, True), CHIP, tiles=tiles)
+
+
+def test_a_plan_needs_no_data_and_its_tiles_can_be_set():
+    x = torch.empty(2**20, 64, device="meta")
+    plan = plan_of(x)
+    assert [type(step).__name__ for step in plan.steps] == ["New", "New", "Launch", "Launch"]
+    first = plan.steps[2]
+    assert (first.kernel, first.grid, first.numbers) == ("scale_kernel", 2**20, (2**26, 2.0))
+    assert first.reads == {"p_x": plan.arguments[0]} and first.writes == {"p_y": plan.results[0]}
+    assert first.asked.function == "scale" and "test_plans.py:" in first.asked.place
+    assert plan_of(x, scale=Tile(1024)).steps[2].grid == 2**16
+
+
+def test_a_launch_names_every_parameter_and_no_other():
+    def wrong(p, call):
+        p.choose("scale", Tile(64))
+        p.launch(scale_kernel, "scale", 1, reads={"p_x": call.x, "p_z": call.x}, writes={}, sizes={"n": 1, "factor": 1.0})
+
+    plan = Plan(CHIP)
+    with pytest.raises(TypeError, match=r"scale_kernel: missing \['p_y'\], unknown \['p_z'\]"):
+        wrong(plan, Scaled(plan.argument(torch.empty(4)), None, 2.0, False))
+
+
+def test_a_step_that_reads_an_argument_after_it_was_written_to_is_an_error():
+    plan = Plan(CHIP)
+    x, y = plan.argument(torch.empty(4)), plan.argument(torch.empty(4))
+    plan.torch(torch.Tensor.copy_, x, y, writes=[x])
+    with pytest.raises(AssertionError, match="after it was written to"):
+        plan.torch(torch.Tensor.copy_, y, plan.view(x, (2,), (1,), 1), writes=[y])
+
+
+def test_memory_ends_with_its_last_use(launches):
+    alive = []
+
+    def note(tensor):
+        alive.append(weakref.ref(tensor))
+        return tensor.clone()
+
+    def chain(p, call):
+        x = call.x
+        for _ in range(4):
+            x = p.torch(note, x, makes=Empty(x.shape, x.dtype))
+        p.torch(lambda tensor: alive.append(sum(each() is not None for each in alive[1:])), x, writes=[])
+        return (x, None)
+
+    operator = Operator(LIBRARY, "chain", Scaled, ["y", "z"], plan=chain, reference=reference)
+    x = torch.randn(4)
+    gc.collect()
+    assert torch.equal(operator(Scaled(x, None, 1.0, False))[0], x)
+    assert alive[-1] == 0  # of what was copied, the argument aside
+
+
+def test_views_start_where_an_argument_does(launches):
+    def halves(p, call):
+        second = p.view(call.x, (4,), (1,), 4)
+        return p.torch(torch.Tensor.clone, second, makes=Empty((4,), second.dtype)), None
+
+    operator = Operator(LIBRARY, "halves", Scaled, ["y", "z"], plan=halves, reference=reference)
+    for x in (torch.randn(8), torch.randn(24)[16:]):
+        for _ in range(3):
+            assert torch.equal(operator(Scaled(x, None, 1.0, False))[0], x[4:])
+
+
+def test_slots_know_which_strides_are_contiguous():
+    for shape, strides, expected in (((2, 3), (3, 1), True), ((2, 3), (1, 2), False), ((1, 3), (7, 1), True)):
+        assert Slot(0, shape, strides, torch.float32, 0).is_contiguous() is expected
+    assert Empty((2, 3, 4), torch.float32, last_outermost=True).strides == (3, 1, 6)
