@@ -27,7 +27,7 @@ def functions_of(package):
     source = ROOT / package.folder / "src"
     found = {}
     for path in sorted((source / package.module).rglob("*.py")):
-        if "import triton" not in path.read_text():
+        if "@triton.jit" not in path.read_text():
             continue
         name = ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__")
         for value in vars(importlib.import_module(name)).values():

@@ -14,7 +14,7 @@ from . import layers
 from .workspace import CORE, ROOT, Package, read_packages
 
 DEVICE = "device"  # the folder of the core that imports Triton
-KERNELS = ("formula", "both", "ascend", "cuda")  # where an operator's device code lies, beside its tilings
+KERNELS = ("formula", "both", "wide", "ascend", "cuda")  # where an operator's device code lies, beside its tilings
 TILING = "tiling"
 
 

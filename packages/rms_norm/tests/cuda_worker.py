@@ -36,7 +36,7 @@ def mend_interpreter() -> None:
 
     def without_assembly(self, module, kernel, spec, grid, tensors, scalars):
         constants = spec.constants
-        launched.add(f"{module} {constants.get('ORDER', '')} {'chunks' if constants.get('CHUNKS', 1) > 1 else ''}".strip())
+        launched.add(f"{kernel} {constants.get('ORDER', '')} {'chunks' if constants.get('CHUNKS', 1) > 1 else ''}".strip())
         self._import(module, kernel)[(grid,)](*tensors, *scalars, **constants)
 
     interpreter._patch_lang_tensor, Kernels.launch = patched, without_assembly
@@ -111,22 +111,24 @@ CASES = {
     "int8, columns": quantised((3, 17000)),
 }
 KERNELS = {
-    "cuda.forward one",
-    "cuda.forward one chunks",
-    "cuda.forward groups",
-    "cuda.forward groups chunks",
-    "cuda.forward tokens",
-    "cuda.backward one",
-    "cuda.backward one chunks",
-    "cuda.backward groups",
-    "cuda.backward groups chunks",
-    "cuda.backward heads",
-    "cuda.qk_backward groups",
-    "both.forward_wide one",
-    "both.forward_wide heads",
-    "both.backward_wide one",
-    "both.backward_wide heads",
-    "partials",
+    "forward_kernel one",
+    "forward_kernel one chunks",
+    "forward_kernel groups",
+    "forward_kernel groups chunks",
+    "forward_kernel tokens",
+    "backward_kernel one",
+    "backward_kernel one chunks",
+    "backward_kernel groups",
+    "backward_kernel groups chunks",
+    "backward_kernel heads",
+    "qk_backward_kernel groups",
+    "forward_wide_kernel one",
+    "forward_wide_kernel heads",
+    "backward_wide_mean_kernel one",
+    "backward_wide_mean_kernel heads",
+    "backward_wide_kernel one",
+    "backward_wide_kernel heads",
+    "sum_partials_kernel",
 }
 
 

@@ -4,7 +4,7 @@ import npu_offline
 import pytest
 import torch
 from npu_rms_norm import gated_rms_norm, rms_norm
-from npu_rms_norm.launch.plan import KERNELS
+from npu_tiling import Kernels
 from npu_tiling.launching import fallback
 
 pytestmark = [
@@ -16,16 +16,16 @@ pytestmark = [
 @pytest.fixture
 def refuse(monkeypatch):
     """Launches of the kernels that are named raise an error; a list of all that are launched."""
-    names, real = [], KERNELS.launch
+    names, real = [], Kernels.launch
 
     def starting(*refused, error):
-        def launch(module, kernel, spec, grid, tensors, scalars):
+        def launch(self, module, kernel, spec, grid, tensors, scalars):
             names.append(kernel)
             if kernel in refused:
                 raise RuntimeError(error)
-            real(module, kernel, spec, grid, tensors, scalars)
+            real(self, module, kernel, spec, grid, tensors, scalars)
 
-        monkeypatch.setattr(KERNELS, "launch", launch)
+        monkeypatch.setattr(Kernels, "launch", launch)
         return names
 
     return starting

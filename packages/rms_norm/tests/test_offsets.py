@@ -6,7 +6,7 @@ import torch
 
 triton = pytest.importorskip("triton", reason="needs Triton: device code imports it")
 tl = pytest.importorskip("triton.language")
-from npu_rms_norm.both.columns import result_strides  # noqa: E402
+from npu_rms_norm.wide import result_strides  # noqa: E402
 
 pytestmark = [
     pytest.mark.compilers,

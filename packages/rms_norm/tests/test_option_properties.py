@@ -16,7 +16,7 @@ from npu_rms_norm import (
     rms_norm,
     rms_norm_dynamic_quant,
 )
-from npu_rms_norm.casting import CASTING_MODES
+from npu_rms_norm.call import CASTING_MODES
 from npu_rms_norm.reference import ACTIVATIONS
 
 from testing import properties

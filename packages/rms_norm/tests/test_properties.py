@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from npu_rms_norm import add_rms_norm, rms_norm
-from npu_rms_norm.casting import CASTING_MODES
+from npu_rms_norm.call import CASTING_MODES
 
 from testing import properties
 from testing.properties import Drawn, Layout

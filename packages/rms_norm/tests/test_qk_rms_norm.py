@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch._dynamo.testing
 from npu_rms_norm import qk_rms_norm, rms_norm
-from npu_rms_norm.qk_operators import _has_words, split
+from npu_rms_norm.qk import has_words
+from npu_rms_norm.reference import split
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
@@ -140,10 +141,10 @@ def test_strided_inputs_and_gradients(device, layout):
 def test_rows_of_64_bit_integers(dtype, of_a_word):
     wide = torch.randn(4, 6, 24).to(dtype)
     for rows in (wide, wide[:, ::2], wide[..., of_a_word : 4 * of_a_word], wide.transpose(0, 1), wide[:0]):
-        assert _has_words(rows)
+        assert has_words(rows)
         assert torch.equal(rows.view(torch.int64).view(dtype), rows)
     for rows in (wide[..., 1:], wide[..., :-1], wide[..., ::2], wide.transpose(1, 2), wide[..., :1].expand(4, 6, 24)):
-        assert not _has_words(rows)
+        assert not has_words(rows)
 
 
 @pytest.mark.parametrize("rows", [(), (0,), (0, 7), (1,)])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from npu_rms_norm import add_rms_norm, rms_norm
-from npu_rms_norm.casting import CASTING_MODES
+from npu_rms_norm.call import CASTING_MODES
 
 
 def hugging_face_llama(x, weight, eps):

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from npu_rms_norm.ascend.tiling import choice as ascend
-from npu_rms_norm.casting import CASTING_MODES, casting
-from npu_rms_norm.cuda.tiling import choice as cuda
+from npu_rms_norm.ascend import tiling as ascend
+from npu_rms_norm.call import CASTING_MODES, casting
+from npu_rms_norm.cuda import tiling as cuda
+from npu_rms_norm.layout import choose, smaller
 from npu_rms_norm.shape import Rounding, Shape
-from npu_rms_norm.tiling import choose, smaller
 from npu_tiling import SOCS, Device, soc
 
 B4, B950 = soc("Ascend910B4"), soc("Ascend950PR_957b")
@@ -38,6 +38,33 @@ def shape(width, itemsize=2, *, backward=False, rows=2048, mode="llama", **chang
 
 def test_importing_tilings_needs_neither_triton_nor_a_device():
     code = "import sys; sys.modules['triton'] = None; import npu_rms_norm; sys.exit('torch.cuda.nvtx' not in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+WITHOUT_TRITON = """
+import importlib, pkgutil, sys
+sys.modules["triton"] = None  # to import it is an ImportError
+import npu_rms_norm, npu_tiling, torch
+for each in pkgutil.walk_packages(npu_rms_norm.__path__, "npu_rms_norm."):
+    if "integrations" not in each.name and "__main__" not in each.name:
+        importlib.import_module(each.name)
+assert npu_rms_norm.explain(tokens=8, width=64, chip="H200", backward=True).launches[0].kernel == "forward_kernel"
+with npu_tiling.use_device(npu_tiling.GPUS["H200"], emulated=True):
+    try:
+        npu_rms_norm.rms_norm(torch.randn(4, 64))
+    except npu_tiling.MissingTritonError as error:
+        assert "pip install 'npu-rms-norm[cuda]'" in str(error), error
+    else:
+        raise AssertionError("no error")
+"""
+
+
+def test_every_page_is_imported_without_triton_and_a_launch_says_what_to_install():
+    assert subprocess.run([sys.executable, "-c", WITHOUT_TRITON]).returncode == 0
+
+
+def test_the_package_is_imported_without_a_look_at_triton():
+    code = "import sys, npu_rms_norm; sys.exit('triton' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -69,11 +96,11 @@ def test_what_is_compiled_does_not_depend_on_the_number_of_rows(backward, chip):
 @BOTH
 def test_decisions_name_their_row_of_the_table(backward):
     for chip, table in ((B4, "ascend"), (H200, "cuda")):
-        source = (Path(ascend.__file__).parents[2] / table / "tiling" / "policies.py").read_text().splitlines()
+        source = (Path(ascend.__file__).parents[1] / table / "tiling.py").read_text().splitlines()
         for width in WIDTHS:
             tiling = choose(shape(width, backward=backward), chip)
             file, line = tiling.decided_at.split(":")
-            assert file == f"npu_rms_norm/{table}/tiling/policies.py"
+            assert file == f"npu_rms_norm/{table}/tiling.py"
             named = tiling.policy.way if chip is B4 else tiling.policy.shape
             assert f'_row("{named}"' in source[int(line) - 1]
             assert tiling.why

@@ -235,6 +235,17 @@ def operator(tmp_path, monkeypatch):
     return make
 
 
+def test_pages_of_kernels_that_host_code_imports_are_device_code(tmp_path, monkeypatch):
+    files = {"wide": "from npu_tiling.device.language import tl, triton", "plain": "import npu_tiling.device.language"}
+    for name, code in {"__init__": "", **files}.items():
+        file = tmp_path / "npu_of_pages" / f"{name}.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(code + "\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert doctor.device_modules("npu_of_pages") == ["npu_of_pages.wide"]
+    assert "npu_tiling.device.partials" in doctor.device_modules("npu_tiling")
+
+
 @pytest.mark.slow
 def test_doctor_imports_every_module_of_device_code(operator, monkeypatch, capsys):
     """Not those alone that an `__init__` names."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import npu_tiling
 import pytest
 import torch
+from npu_tiling import plans
 from npu_tiling.calls import Empty
 from npu_tiling.chips import detection
 from npu_tiling.launching import fallback
@@ -93,7 +94,8 @@ def launches(monkeypatch):
 
     def run(kernel, tile, how, x, y, n, factor):
         made.append((tile, how))
-        given, to = ((ctypes.c_float * n).from_address(each.data_ptr()) for each in (x, y))
+        addresses = [each if isinstance(each, int) else each.data_ptr() for each in (x, y)]
+        given, to = map((ctypes.c_float * n).from_address, addresses)
         to[:] = [each * factor for each in given]
 
     def launch(self, module, kernel, spec, grid, tensors, scalars):
@@ -328,6 +330,31 @@ def test_views_start_where_an_argument_does(launches):
     for x in (torch.randn(8), torch.randn(24)[16:]):
         for _ in range(3):
             assert torch.equal(operator(Scaled(x, None, 1.0, False))[0], x[4:])
+
+
+@pytest.mark.parametrize("by_address", [False, True], ids=["tensors, as on npu", "addresses, as on cuda"])
+def test_launches_reach_views(launches, monkeypatch, by_address):
+    """Of an argument, and of memory that the plan makes."""
+
+    def halves(p, call):
+        y = p.new(Empty((8,), torch.float32))
+        p.choose("scale", Tile(64))
+        for start in (4, 0):
+            source, into = (p.view(each, (4,), (1,), start) for each in (call.x, y))
+            sizes = {"n": 4, "factor": call.factor}
+            p.launch(scale_kernel, "scale", 1, reads={"p_x": source}, writes={"p_y": into}, sizes=sizes)
+        return y, None
+
+    class Writer(plans._Writer):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self._by_address = by_address
+
+    monkeypatch.setattr(plans, "_Writer", Writer)
+    operator = Operator(LIBRARY, f"halves_{by_address}", Scaled, ["y", "z"], plan=halves, reference=reference)
+    for x in [torch.randn(8), torch.randn(24)[16:]] * 3:
+        assert torch.equal(operator(Scaled(x, None, 3.0, False))[0], 3 * x)
+    assert ways(launches)[-6:] == ["direct"] * 6
 
 
 def test_slots_know_which_strides_are_contiguous():

@@ -1,14 +1,23 @@
 """RMSNorm for training on Huawei Ascend NPUs, CUDA and CPUs."""
 
+from .api import (
+    QKV,
+    AddedDynamicQuant,
+    AddedRMSNorm,
+    AddedWithFP32,
+    DynamicQuant,
+    WithFP32,
+    add_rms_norm,
+    add_rms_norm_dynamic_quant,
+    gated_rms_norm,
+    qk_rms_norm,
+    rms_norm,
+    rms_norm_dynamic_quant,
+)
 from .explain import explain
-from .functional import add_rms_norm, rms_norm
-from .gated import gated_rms_norm
 from .kernel_mapping import use_kernels
 from .module import GatedRMSNorm, GemmaRMSNorm, LlamaRMSNorm, Olmo2RMSNorm, Qwen3RMSNorm, RMSNorm
 from .patching import patch
-from .qkv import qk_rms_norm
-from .quantised import add_rms_norm_dynamic_quant, rms_norm_dynamic_quant
-from .results import QKV, AddedDynamicQuant, AddedRMSNorm, AddedWithFP32, DynamicQuant, WithFP32
 
 __all__ = [
     "AddedDynamicQuant",

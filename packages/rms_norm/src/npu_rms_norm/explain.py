@@ -13,10 +13,14 @@ from npu_tiling.explaining.explanation import explain as explain_run
 from npu_tiling.explaining.inputs import Dtype, check_sizes, chosen_chip, gradients, leaf, nbytes
 from torch import Tensor
 
-from .functional import add_rms_norm, rms_norm
-from .gated import gated_rms_norm
-from .qkv import qk_rms_norm
-from .quantised import add_rms_norm_dynamic_quant, rms_norm_dynamic_quant
+from .api import (
+    add_rms_norm,
+    add_rms_norm_dynamic_quant,
+    gated_rms_norm,
+    qk_rms_norm,
+    rms_norm,
+    rms_norm_dynamic_quant,
+)
 
 _EIGHT_BITS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 

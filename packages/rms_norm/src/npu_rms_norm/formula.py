@@ -13,13 +13,12 @@ or, GATE_FIRST, x is: u = x a stands for x above, and of its gradient du
 
     dx = du a          dgate = du x a'
 
-NORMALISED, FACTORS and WEIGHTED are the dtypes that casting.py's columns of these names stand for; WEIGHTED is what a bias
-or a gate meets. Blocks are fp32: [rows, columns] or, of parameters, [1, columns]; rstd and mean are [rows]. Without a
-weight or a bias, None takes the place of its pointer and of its block.
+NORMALISED, FACTORS and WEIGHTED are the dtypes that the columns of `CASTING_MODES` (call.py) with these names stand for;
+WEIGHTED is what a bias or a gate meets. Blocks are fp32: [rows, columns] or, of parameters, [1, columns]; rstd and mean are
+[rows]. Without a weight or a bias, None takes the place of its pointer and of its block.
 """
 
-import triton
-import triton.language as tl
+from npu_tiling.device.language import tl, triton
 from npu_tiling.device.rounding import ASCEND, logistic, round_to, widen
 
 TO_WHOLE = tl.constexpr(1.5 * 2.0**23)  # added and subtracted again: rounds fp32 to the nearest whole number, half to even

@@ -8,11 +8,9 @@ import torch
 from npu_tiling.pytorch import arguments
 from torch import Tensor, nn
 
-from .casting import CASTING_MODES
-from .functional import add_rms_norm, rms_norm
-from .gated import gated_rms_norm
+from .api import AddedRMSNorm, add_rms_norm, gated_rms_norm, rms_norm
+from .call import CASTING_MODES
 from .reference import ACTIVATIONS
-from .results import AddedRMSNorm
 
 
 class _Norm(nn.Module):

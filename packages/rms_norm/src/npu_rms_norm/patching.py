@@ -23,8 +23,7 @@ from npu_tiling.pytorch.patching import (
 from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor, nn
 
-from .functional import rms_norm
-from .gated import gated_rms_norm
+from .api import gated_rms_norm, rms_norm
 from .reference import ACTIVATIONS
 
 

@@ -23,20 +23,134 @@ from __future__ import annotations
 import math
 
 import torch
+from npu_tiling.pytorch.autograd import forward_mode
 from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
 
-from .casting import To, casting
+from .call import QK, Backward, Forward, QKBackward, To, casting
 
 # A new activation is a name here and
 #
 #     its formula and derivative in `_activate` below and in `activate` of formula.py
-#     its name in the docstrings of reference.py, `gated_rms_norm` (gated.py), `GatedRMSNorm` (module.py) and shape.py, in
+#     its name in the docstrings of reference.py, `gated_rms_norm` (api.py), `GatedRMSNorm` (module.py) and shape.py, in
 #     the message of patching.py and in the README
 #     its name in the `Literal` of explain.py
 #     its formula in tests/test_gated.py (`WAYS`), tests/test_option_properties.py and tests/test_patching.py, its name in
 #     tests/test_errors.py
 ACTIVATIONS = ("silu", "sigmoid")
+
+
+def compute_forward(call: Forward) -> tuple[Tensor | None, ...]:
+    """y, the sum, y in fp32, rstd and the scale of a quantised y; None of what is not asked for."""
+    if call.dtype.itemsize == 1 and forward_mode(call):
+        raise NotImplementedError("a quantised rms_norm has no forward-mode derivative: y and scale are constants.")
+    u, total = call.x, None
+    if call.residual is not None:
+        wide = statistics_dtype(call.residual.dtype)
+        u = total = (call.x.to(wide) + call.residual.to(wide)).to(call.residual.dtype).contiguous()
+    options = (call.weight, call.bias, call.eps, call.offset, call.casting_mode)
+    if call.gate is None:
+        result, rstd = forward(u, *options, call.x.dtype)
+    else:
+        result, rstd = gated_forward(u, call.gate, *options, call.activation, call.norm_before_gate)
+    quantised = call.dtype.itemsize == 1
+    y, scale = quantise(result, call.dtype) if quantised else (result.to(call.dtype).contiguous(), None)
+    fp32 = result.clone(memory_format=torch.contiguous_format) if call.return_fp32 else None
+    return y, total, fp32, _by_head(rstd, call) if call.save_rstd else None, scale
+
+
+def compute_backward(call: Backward) -> tuple[Tensor | None, ...]:
+    """dx, dgate, dweight and dbias, each where it is needed."""
+    options = (call.weight, call.bias, call.rstd, call.offset, call.casting_mode)
+    needs, dgate = (call.need_dweight, call.need_dbias), None
+    if call.gate is None:
+        dx, *parameters = backward(call.dy, call.x, *options, call.rounded_to, *needs)
+    else:
+        gating = (call.activation, call.norm_before_gate)
+        dx, dgate, *parameters = gated_backward(call.dy, call.x, call.gate, *options, *gating, *needs)
+        dgate = dgate.to(call.gate.dtype).contiguous() if call.need_dgate else None
+    total = dx if call.dsum is None else dx + call.dsum
+    return total.to(call.x.dtype).contiguous() if call.need_dx else None, dgate, *parameters
+
+
+def compute_backward_(call: Backward) -> tuple[Tensor | None, ...]:
+    """dweight and dbias, each where it is needed; dx is written to dy."""
+    dx, _, *parameters = compute_backward(call)
+    assert dx is not None
+    call.dy.copy_(dx)
+    return tuple(parameters)
+
+
+def split(qkv: Tensor, n_heads: int, n_kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q [..., n_heads, D], k and v [..., n_kv_heads, D]: views."""
+    width = qkv.shape[-1] // (n_heads + 2 * n_kv_heads)
+    q, k = (
+        qkv.narrow(-1, first * width, own * width).unflatten(-1, (own, width))
+        for first, own in ((0, n_heads), (n_heads, n_kv_heads))
+    )
+    return q, k, values(qkv, n_heads, n_kv_heads)
+
+
+def values(qkv: Tensor, n_heads: int, n_kv_heads: int) -> Tensor:
+    """v [..., n_kv_heads, D]: a view."""
+    width = qkv.shape[-1] // (n_heads + 2 * n_kv_heads)
+    return qkv.narrow(-1, (n_heads + n_kv_heads) * width, n_kv_heads * width).unflatten(-1, (n_kv_heads, width))
+
+
+def compute_qk_forward(call: QK) -> tuple[Tensor | None, ...]:
+    """q and k, and rstd of both."""
+    results = []
+    q, k, _ = split(call.qkv, call.n_heads, call.n_kv_heads)
+    for part, weight in ((q, call.q_weight), (k, call.k_weight)):
+        x = _rows(part, weight)
+        y, rstd = forward(x, weight, None, call.eps, call.offset, call.casting_mode, x.dtype)
+        results.append((y.to(x.dtype).contiguous().view(part.shape), rstd.contiguous() if call.save_rstd else None))
+    (q, q_rstd), (k, k_rstd) = results
+    return q, k, q_rstd, k_rstd
+
+
+def compute_qk_backward(call: QKBackward) -> tuple[Tensor | None, ...]:
+    """The gradients of the projection and of both weights, each where it is needed."""
+    dqkv = torch.empty_like(call.qkv, memory_format=torch.contiguous_format) if call.need_dqkv else None
+    heads = call.n_heads, call.n_kv_heads
+    parts = zip(
+        split(call.qkv, *heads)[:2],
+        (call.dq, call.dk),
+        (call.q_weight, call.k_weight),
+        (call.q_rstd, call.k_rstd),
+        (call.need_dq_weight, call.need_dk_weight),
+        strict=True,
+    )
+    gradients: list[Tensor | None] = []
+    dweights: list[Tensor | None] = []
+    for part, dy, weight, rstd, need_dweight in parts:
+        if dy is None:
+            gradients.append(None)
+            dweights.append(None)
+            continue
+        x, options = _rows(part, weight), (call.offset, call.casting_mode, part.dtype)
+        dx, dweight, _ = backward(
+            _rows(dy, weight), x, weight, None, rstd, *options, need_dweight and weight is not None, False
+        )
+        gradients.append(dx.view(part.shape))
+        dweights.append(dweight)
+    if dqkv is not None:
+        for into, gradient in zip(split(dqkv, *heads), (*gradients, call.dv), strict=True):
+            if gradient is None:
+                into.zero_()
+            else:
+                into.copy_(gradient)
+    return dqkv, *dweights
+
+
+def _rows(part: Tensor, weight: Tensor | None) -> Tensor:
+    """What is normalised: each head, or the heads of a token together where they share a weight as wide as all of them."""
+    return part if weight is None or weight.shape[0] == part.shape[-1] else part.flatten(-2)
+
+
+def _by_head(rstd: Tensor, call: Forward) -> Tensor:
+    """rstd, laid out as kernels return it."""
+    return rstd.movedim(-1, 0).contiguous().movedim(0, -1) if call.has_heads() else rstd.contiguous()
 
 
 def forward(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from npu_tiling.budget.arithmetic import INT32_END
 
-from .casting import To, casting
+from .call import To, casting
 
 MAX_COUNTED_ROWS = 2**30  # kernels count the rows of several groups in 32 bits
 
@@ -16,7 +16,7 @@ class Rounding:
     """A casting mode for the dtypes of a call: "bf16", "fp16" or, where nothing is rounded, "fp32".
 
     Attributes:
-        normalised, factors, weighted: as `casting.Casting` has them.
+        normalised, factors, weighted: as `call.Casting` has them.
     """
 
     normalised: str = "fp32"
@@ -93,7 +93,7 @@ class Shape:
 
     @property
     def order(self) -> str:
-        """How kernels that take single rows number them: ORDER of both/columns.py."""
+        """How kernels that take single rows number them: ORDER of wide.py."""
         return "heads" if self.per_head else "one" if self.n_outer == 1 else "groups"
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 from npu_tiling.hooks import Hook
 from torch import Tensor
 
-from ..functional import add_rms_norm, rms_norm
+from ..api import add_rms_norm, rms_norm
 
 PREFERENCE = 1  # Liger takes the lowest rank of what can run; its own begin at 10
 _hook = Hook()

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..functional import rms_norm
+from ..api import rms_norm
 from ..patching import GEMMA, LLAMA, formula_of, normalise
 
 BACKEND = "npu"

@@ -21,7 +21,7 @@ from .cann import cann_version, expected_triton_ascend
 from .trainers import EMBEDDING, LOSS, NORMS, report
 from .triton import Problem, missing_wheel, triton_problem, version
 
-_IMPORTS_TRITON = re.compile(r"^(?:import|from) triton\b", re.MULTILINE)
+_IMPORTS_TRITON = re.compile(r"^(?:(?:import|from) triton\b|from (?:npu_tiling\.device)?\.language import)", re.MULTILINE)
 _SECONDS = 300  # torch from a cold disk takes tens of them
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # as PyTorch's installation page names it
 DISTRIBUTIONS = ("torch", "torch_npu", "triton", "triton-ascend")

@@ -1,0 +1,159 @@
+"""The plan of the backward: gradients of rows, and those of parameters, which are sums of the programs' partial sums."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from npu_tiling.calls import Empty
+from npu_tiling.device.partials import sum_partials_kernel
+from npu_tiling.launching.partials import choose_sum
+from npu_tiling.plans import Plan, Slot
+
+from .ascend import kernels as ascend
+from .call import Backward
+from .cuda import kernels as cuda
+from .layout import Rows, rows_of, smaller
+from .wide import backward_wide_kernel, backward_wide_mean_kernel
+
+NAME = "rms_norm backward"
+
+
+def backward(p: Plan, call: Backward, into: Slot | None = None) -> tuple[Slot | None, ...]:
+    """dx, dgate, dweight and dbias; None for what is not asked for. dx is written to `into`, which may be dy."""
+    if into is not None and _is_beyond_kernels(p, call, into):
+        return _beside(p, call, into)
+    wanted = call.results()
+    writes_dx = call.need_dx or (call.need_dgate and not call.norm_before_gate)  # where x is gated, dgate follows from dx
+    dx = into or p.new(Empty(call.x.shape, call.x.dtype) if writes_dx else None)
+    dgate, *sums = (p.new(wanted[name]) for name in ("dgate", "dweight", "dbias"))
+    parameters = dict(zip(("p_dw", "p_db"), sums, strict=True))
+    if call.dy.numel():
+        partials = _launch(p, call, dx, dgate, parameters)
+        for name, gradient in parameters.items():
+            if gradient is not None and partials[name] is not gradient:
+                add_partials(p, f"sum of {name}", partials[name], gradient)
+    else:
+        for gradient in filter(None, sums):
+            p.torch(torch.Tensor.zero_, gradient, writes=[gradient])
+    return dx if call.need_dx else None, dgate, *sums
+
+
+def backward_(p: Plan, call: Backward) -> tuple[Slot | None, ...]:
+    """dweight and dbias; dx is written to dy."""
+    into: Any = call.dy  # a slot, as all tensors of a call that is planned
+    return backward(p, call, into)[2:]
+
+
+def add_partials(p: Plan, decision: str, partials: Any, total: Slot) -> None:
+    """Writes the sum of partial sums, fp32 [n, total.numel()], over n to `total`."""
+    tiling = p.choose(decision, choose_sum(total.numel(), p.chip))
+    p.launch(
+        sum_partials_kernel,
+        decision,
+        tiling.grid,
+        reads={"p_partials": partials},
+        writes={"p_total": total},
+        sizes={"n_partials": partials.shape[0]},
+    )
+
+
+def _tensors(call: Backward, dx: Slot | None) -> dict[str, Any]:
+    return {"dy": call.dy, "dsum": call.dsum, "x": call.x, "gate": call.gate, "dx": dx}
+
+
+def _is_beyond_kernels(p: Plan, call: Backward, into: Slot) -> bool:
+    """Whether kernels cannot follow the rows of `into` with those of the tensors that they read."""
+    return bool(call.dy.numel()) and rows_of(call, _tensors(call, into), into, p.chip).copied
+
+
+def _beside(p: Plan, call: Backward, into: Slot) -> tuple[Slot | None, ...]:
+    """The backward for an `into` that kernels cannot follow: it is written where dy is copied, or dx is copied to it."""
+    if into is not call.dy and not call.dy.is_contiguous():
+        return backward(p, call._replace(dy=p.contiguous(call.dy)), into)
+    dx, *others = backward(p, call)
+    p.torch(torch.Tensor.copy_, into, dx, writes=[into])
+    return into, *others
+
+
+def _launch(
+    p: Plan, call: Backward, dx: Slot | None, dgate: Slot | None, parameters: dict[str, Slot | None]
+) -> dict[str, Any]:
+    """Launches the kernels of rows. Returns what holds the parameters' gradients, or fp32 partial sums of them."""
+    tensors = _tensors(call, dx)
+    rows = rows_of(call, tensors, dx, p.chip)
+    if rows.copied:
+        tensors = {name: p.contiguous(each) for name, each in tensors.items()}
+    weight, bias = p.contiguous(call.weight), p.contiguous(call.bias)
+    rstd = _by_head(p, call.rstd) if call.has_heads() else p.contiguous(call.rstd)
+    norm = {"p_weight": weight, "p_rstd": rstd}
+    read = {f"p_{name}": each for name, each in tensors.items() if name != "dx"} | norm
+    tiling = p.choose(NAME, rows.tiling, smaller)
+    sums = parameters
+    if not tiling.stores_sums:  # fp32 [splits, D] or [splits, H D]
+        splits = tiling.splits // tiling.heads
+        sums = {
+            name: p.new(None if each is None else Empty((splits, each.numel()), torch.float32))
+            for name, each in parameters.items()
+        }
+    written = {"p_dx": dx, "p_dgate": dgate, **sums}
+    if tiling.kernel == "wide":
+        _launch_wide(p, rows, tiling, read | {"p_bias": bias}, written)
+    elif tiling.kernel == "shared":
+        _launch_shared(p, rows, tiling, read, written)
+    else:
+        kernel = cuda.backward_kernel if p.chip.kind == "cuda" else ascend.backward_kernel
+        sizes = rows.sizes("dy", "dsum", "x", "gate", "dx")
+        p.launch(kernel, NAME, tiling.grid, reads=read | {"p_bias": bias}, writes=written, sizes=sizes)
+    return sums
+
+
+def _launch_wide(p: Plan, rows: Rows, tiling: Any, read: dict[str, Any], written: dict[str, Any]) -> None:
+    """A launch for mean(g n) of each row, where dx needs it, and one for the gradients."""
+    mean = None
+    if written["p_dx"] is not None:
+        mean = p.new(Empty(read["p_rstd"].shape, torch.float32))
+        p.launch(
+            backward_wide_mean_kernel,
+            NAME,
+            tiling.grid,
+            reads={name: read[name] for name in ("p_dy", "p_x", "p_gate", "p_weight", "p_rstd")},
+            writes={"p_mean": mean},
+            sizes=rows.sizes("dy", "x", "gate"),
+        )
+    p.launch(
+        backward_wide_kernel,
+        NAME,
+        tiling.column_grid,
+        reads=read | {"p_mean": mean},
+        writes=written,
+        sizes=rows.sizes("dy", "dsum", "x", "gate", "dx", n_splits=tiling.splits),
+    )
+
+
+def _launch_shared(p: Plan, rows: Rows, tiling: Any, read: dict[str, Any], written: dict[str, Any]) -> None:
+    """Programs that hold a row together exchange words of 64 bits, zeros at first."""
+    words = p.new(Empty((read["p_rstd"].numel() * tiling.share,), torch.int64))
+    assert words is not None
+    p.torch(torch.Tensor.zero_, words, writes=[words])
+    p.launch(
+        cuda.backward_shared_kernel,
+        NAME,
+        tiling.grid,
+        reads={name: read[name] for name in ("p_dy", "p_dsum", "p_x", "p_weight", "p_rstd")},
+        writes={"p_dx": written["p_dx"], "p_dw": written["p_dw"], "p_words": words},
+        sizes=rows.sizes("dy", "dsum", "x", "dx"),
+    )
+
+
+def _by_head(p: Plan, rstd: Any) -> Slot:
+    """rstd [..., H], copied unless it lies head by head, as the forward makes it."""
+    dense = Empty(rstd.shape, rstd.dtype, last_outermost=True)
+    order = (rstd.dim() - 1, *range(rstd.dim() - 1))
+    shape, strides = (tuple(of[i] for i in order) for of in (rstd.shape, rstd.strides))
+    heads_first = Slot(rstd.number, shape, strides, rstd.dtype, rstd.base)
+    if heads_first.is_contiguous():
+        return rstd
+    copy = p.contiguous(p.view(rstd, shape, strides))
+    assert copy is not None
+    return p.view(copy, rstd.shape, dense.strides)

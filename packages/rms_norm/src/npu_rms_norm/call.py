@@ -1,0 +1,236 @@
+"""The records of the operators: what each direction is given and what it returns, and what its casting mode means.
+
+PyTorch's schemas, the fake functions and the keys of plans are derived from them (npu_tiling/calls.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+import torch
+from npu_tiling.calls import Empty
+from npu_tiling.pytorch.tensors import statistics_dtype
+from torch import Tensor
+
+# Casting modes: what is rounded on the way, and to which dtype. The definition, tilings and kernels read this table.
+#
+# A new mode is a row of `CASTING_MODES`, and
+#
+#     its name in the docstrings of reference.py, `rms_norm` and `gated_rms_norm` (api.py) and `RMSNorm` (module.py), in the
+#     README and in explain.py, whose option lists the modes
+#     its formula in tests/test_reference.py, how often it rounds in `check` of tests/formula.py, what it rounds in
+#     tests/test_final.py (`test_final_modules_round_where_the_mode_says`), and the lists of modes in other tests:
+#     `git grep -n '"gemma"'` finds them
+#
+# A mode that rounds something else needs a new column here, in `Rounding` and in the constants of shape.py, where
+# reference.py (`_round`) and formula.py (`round_to`) round, in the signature and the calls of every kernel that
+# `git grep FACTORS` finds, in `NAMES` of explain.py, and in the chips' tiling.py, which read `shape.rounding`.
+
+
+class To(Enum):
+    """The dtype that a value is rounded to before it is used in fp32 again."""
+
+    FP32 = "not rounded"
+    X = "x's dtype"
+    WEIGHT = "the weight's dtype"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Casting:
+    """A casting mode.
+
+    Attributes:
+        normalised: what n = x rstd is rounded to.
+        factors: what rstd, offset + weight and the bias are rounded to, all three alike: a mode that rounds the weight alone
+            needs a column of its own.
+        weighted: what n (offset + weight) is rounded to before a bias or a gate meets it; without a weight it is n itself.
+    """
+
+    normalised: To
+    factors: To
+    weighted: To
+
+
+CASTING_MODES = {
+    "llama": Casting(normalised=To.X, factors=To.FP32, weighted=To.WEIGHT),  # Hugging Face's Llama
+    "gemma": Casting(normalised=To.FP32, factors=To.FP32, weighted=To.FP32),
+    "none": Casting(normalised=To.X, factors=To.X, weighted=To.X),
+}
+
+
+def casting(mode: str) -> Casting:
+    """The row of a mode.
+
+    Raises:
+        ValueError: there is no such mode.
+    """
+    if mode not in CASTING_MODES:
+        raise ValueError(f"casting_mode is {mode!r} and must be one of {', '.join(map(repr, CASTING_MODES))}.")
+    return CASTING_MODES[mode]
+
+
+class Forward(NamedTuple):
+    """y = norm(x + residual) * (offset + weight) + bias, gated or quantised.
+
+    Attributes:
+        x: [..., D].
+        residual: is added to x; None: nothing is.
+        gate: of x or of the result; None: there is no gate.
+        weight, bias: [D] or [H, D].
+        eps, offset, casting_mode, activation, norm_before_gate, in_place: as the public functions have them.
+        dtype: of y; of one byte: y is quantised.
+        return_fp32: y in fp32 too.
+        save_rstd: whether a backward will follow.
+    """
+
+    x: Tensor
+    residual: Tensor | None
+    gate: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+    offset: float
+    casting_mode: str
+    activation: str
+    norm_before_gate: bool
+    in_place: bool
+    dtype: torch.dtype
+    return_fp32: bool
+    save_rstd: bool
+
+    def has_heads(self) -> bool:
+        """Whether each head has parameters of its own."""
+        return has_heads(self.weight, self.bias)
+
+    def results(self) -> dict[str, Empty | None]:
+        """y, the sum, y in fp32, rstd and the scale of a quantised y; None for what is not asked for."""
+        x, total = self.x, self.x if self.residual is None else self.residual
+        statistics = statistics_dtype(total.dtype)
+        return {
+            "y": Empty(x.shape, self.dtype),
+            "sum": None if self.residual is None else Empty(x.shape, total.dtype),
+            "fp32": Empty(x.shape, statistics) if self.return_fp32 else None,
+            "rstd": Empty(x.shape[:-1], statistics, last_outermost=self.has_heads()) if self.save_rstd else None,
+            "scale": Empty(x.shape[:-1], torch.float32) if self.dtype.itemsize == 1 else None,
+        }
+
+
+class Backward(NamedTuple):
+    """dx = rstd (g - n mean(g n)) + dsum, with g = dy (offset + weight) and n = x rstd.
+
+    Attributes:
+        dy: the gradient of y.
+        dsum: a gradient that reaches x from elsewhere; None: there is none.
+        x: what was normalised or gated: with a residual, the sum.
+        gate, weight, bias, offset, casting_mode, activation, norm_before_gate: the forward's.
+        rstd: [...], from the forward.
+        rounded_to: the dtype that the casting mode rounds to.
+        need_dx, need_dgate, need_dweight, need_dbias: the gradients that are asked for.
+    """
+
+    dy: Tensor
+    dsum: Tensor | None
+    x: Tensor
+    gate: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+    rstd: Tensor
+    offset: float
+    casting_mode: str
+    activation: str
+    norm_before_gate: bool
+    rounded_to: torch.dtype
+    need_dx: bool
+    need_dgate: bool
+    need_dweight: bool
+    need_dbias: bool
+
+    def has_heads(self) -> bool:
+        """Whether each head has parameters of its own."""
+        return has_heads(self.weight, self.bias)
+
+    def results(self) -> dict[str, Empty | None]:
+        """dx, dgate, dweight and dbias, each where it is asked for."""
+        return {
+            "dx": _gradient(self.x, self.need_dx),
+            "dgate": _gradient(self.gate, self.need_dgate),
+            "dweight": _gradient(self.weight, self.need_dweight),
+            "dbias": _gradient(self.bias, self.need_dbias),
+        }
+
+
+class QK(NamedTuple):
+    """The norms of q and k of a fused projection.
+
+    Attributes:
+        qkv: [..., (n_heads + 2 n_kv_heads) D].
+        q_weight, k_weight, n_heads, n_kv_heads, eps, offset, casting_mode: as `qk_rms_norm` has them.
+        save_rstd: whether a backward will follow.
+    """
+
+    qkv: Tensor
+    q_weight: Tensor | None
+    k_weight: Tensor | None
+    n_heads: int
+    n_kv_heads: int
+    eps: float
+    offset: float
+    casting_mode: str
+    save_rstd: bool
+
+    def results(self) -> dict[str, Empty | None]:
+        """q and k, [..., heads, D], and the rstd of each: a number a head, or a token where its heads share a weight."""
+        (*leading, width), heads = self.qkv.shape, (self.n_heads, self.n_kv_heads)
+        own = width // (self.n_heads + 2 * self.n_kv_heads)
+        statistics = statistics_dtype(self.qkv.dtype)
+        together = [weight is not None and weight.shape[0] != own for weight in (self.q_weight, self.k_weight)]
+        rstd = [Empty((*leading,) if all_ else (*leading, n), statistics) for all_, n in zip(together, heads, strict=True)]
+        q, k = (Empty((*leading, n, own), self.qkv.dtype) for n in heads)
+        q_rstd, k_rstd = rstd if self.save_rstd else (None, None)
+        return {"q": q, "k": k, "q_rstd": q_rstd, "k_rstd": k_rstd}
+
+
+class QKBackward(NamedTuple):
+    """The gradient of a fused projection, whose parts follow from those of q, k and v.
+
+    Attributes:
+        dq, dk, dv: [..., heads, D]; None: nothing was computed of that part.
+        qkv, q_weight, k_weight, n_heads, n_kv_heads, offset, casting_mode: the forward's.
+        q_rstd, k_rstd: from the forward.
+        need_dqkv, need_dq_weight, need_dk_weight: the gradients that are asked for.
+    """
+
+    dq: Tensor | None
+    dk: Tensor | None
+    dv: Tensor | None
+    qkv: Tensor
+    q_weight: Tensor | None
+    k_weight: Tensor | None
+    q_rstd: Tensor
+    k_rstd: Tensor
+    n_heads: int
+    n_kv_heads: int
+    offset: float
+    casting_mode: str
+    need_dqkv: bool
+    need_dq_weight: bool
+    need_dk_weight: bool
+
+    def results(self) -> dict[str, Empty | None]:
+        """The gradients of the projection and of both weights, each where it is asked for."""
+        return {
+            "dqkv": _gradient(self.qkv, self.need_dqkv),
+            "dq_weight": _gradient(self.q_weight, self.need_dq_weight and self.dq is not None),
+            "dk_weight": _gradient(self.k_weight, self.need_dk_weight and self.dk is not None),
+        }
+
+
+def has_heads(weight: Tensor | None, bias: Tensor | None) -> bool:
+    """Whether each head has parameters of its own."""
+    return (weight is not None and weight.dim() == 2) or (bias is not None and bias.dim() == 2)
+
+
+def _gradient(of: Tensor | None, needed: bool) -> Empty | None:
+    return Empty(of.shape, of.dtype) if needed and of is not None else None

@@ -1,1 +1,0 @@
-"""Tilings on CUDA: the first row of a table that a shape matches, and its sizes."""

@@ -1,0 +1,239 @@
+"""The operators of PyTorch, in its namespace `npu_rms_norm`, and what autograd records of them.
+
+`rms_norm` is the forward of rows of any kind, `rms_norm_backward` its backward, and `rms_norm_backward_` the same with x's
+gradient written to that of y. `qk_rms_norm` is the forward of q and k of a fused projection; `qkv` is made of it and a view
+of the values. Kernels run on accelerators, by plans, and the definition on a CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from typing import Any
+
+import torch
+from npu_tiling.operators import Operator
+from npu_tiling.plans import Plan
+from npu_tiling.pytorch.autograd import (
+    Function,
+    apply,
+    forward_mode,
+    is_batched,
+    is_in_transform,
+    needs_gradient,
+    outer_levels,
+)
+from npu_tiling.pytorch.library import OperatorLibrary
+from npu_tiling.pytorch.rows import may_overlap
+from torch import Tensor
+
+from . import reference
+from .call import QK, Backward, Forward, QKBackward
+
+LIBRARY = OperatorLibrary("npu_rms_norm")
+
+
+# Plans are imported where one is written: their pages import kernels, and those import Triton.
+def _plan_forward(p: Plan, call: Any) -> Any:
+    from .forward import forward
+
+    return forward(p, call)
+
+
+def _plan_backward(p: Plan, call: Any) -> Any:
+    from .backward import backward
+
+    return backward(p, call)
+
+
+def _plan_backward_(p: Plan, call: Any) -> Any:
+    from .backward import backward_
+
+    return backward_(p, call)
+
+
+def _plan_qk_forward(p: Plan, call: Any) -> Any:
+    from .qk import qk_forward
+
+    return qk_forward(p, call)
+
+
+def _plan_qk_backward(p: Plan, call: Any) -> Any:
+    from .qk import qk_backward
+
+    return qk_backward(p, call)
+
+
+FORWARD = Operator(
+    LIBRARY,
+    "rms_norm",
+    Forward,
+    ["y", "sum", "fp32", "rstd", "scale"],
+    plan=_plan_forward,
+    reference=reference.compute_forward,
+    forward_mode=True,
+)
+BACKWARD = Operator(
+    LIBRARY,
+    "rms_norm_backward",
+    Backward,
+    ["dx", "dgate", "dweight", "dbias"],
+    plan=_plan_backward,
+    reference=reference.compute_backward,
+    forward_mode=True,
+)
+BACKWARD_ = Operator(
+    LIBRARY,
+    "rms_norm_backward_",
+    Backward,
+    ["dweight", "dbias"],
+    plan=_plan_backward_,
+    reference=reference.compute_backward_,
+    writes=["dy"],
+    fixed={"need_dx": True, "need_dgate": False},
+)
+QK_FORWARD = Operator(
+    LIBRARY,
+    "qk_rms_norm",
+    QK,
+    ["q", "k", "q_rstd", "k_rstd"],
+    plan=_plan_qk_forward,
+    reference=reference.compute_qk_forward,
+    forward_mode=True,
+)
+QK_BACKWARD = Operator(
+    LIBRARY,
+    "qk_rms_norm_backward",
+    QKBackward,
+    ["dqkv", "dq_weight", "dk_weight"],
+    plan=_plan_qk_backward,
+    reference=reference.compute_qk_backward,
+)
+
+
+class _RMSNorm(Function):
+    """The gradient of `rms_norm`. A quantised y has none, and the sum keeps its own."""
+
+    @staticmethod
+    def forward(ctx, run, x, residual, gate, weight, bias, options):  # type: ignore[no-untyped-def]
+        call = ctx.call = Forward(None, None, None, None, None, *options)
+        quantised = ctx.quantised = call.dtype.itemsize == 1
+        y, total, fp32, rstd, scale = run(x, residual, gate, weight, bias, *options[:-1], not quantised)
+        ctx.x_dtype = x.dtype
+        ctx.set_materialize_grads(False)
+        if quantised:
+            ctx.mark_non_differentiable(y, scale)
+            return y, total, fp32, None, scale
+        ctx.save_for_backward(x if total is None else total, gate, weight, bias, rstd)
+        if not call.save_rstd:
+            return y, total, fp32, None, None
+        ctx.mark_non_differentiable(rstd)
+        return y, total, fp32, rstd, None
+
+    @staticmethod
+    def backward(ctx, dy, dsum, dfp32, *_):  # type: ignore[no-untyped-def]
+        _, need_x, need_residual, *needs, _ = ctx.needs_input_grad
+        if dfp32 is not None:
+            dy = dfp32 if dy is None else dfp32 + dy
+        du, others = dsum, (None, None, None)
+        if dy is not None and not ctx.quantised:
+            du, *others = _gradients(ctx, dy, dsum, need_x or need_residual, *needs)
+        dx = du if need_x else None
+        if dx is not None and dx.dtype is not ctx.x_dtype:  # of a residual in fp32
+            dx = dx.to(ctx.x_dtype)
+        return None, dx, du if need_residual else None, *others, None
+
+
+def _gradients(
+    ctx: Any, dy: Tensor, dsum: Tensor | None, need_x: bool, need_gate: bool, need_weight: bool, need_bias: bool
+) -> tuple[Tensor | None, ...]:
+    """Of what is normalised, the gate, the weight and the bias, each where it is needed."""
+    x, gate, weight, bias, rstd = ctx.saved_tensors
+    call = Backward(
+        dy=dy,
+        dsum=dsum,
+        x=x,
+        gate=gate,
+        weight=weight,
+        bias=bias,
+        rstd=rstd,
+        offset=ctx.call.offset,
+        casting_mode=ctx.call.casting_mode,
+        activation=ctx.call.activation,
+        norm_before_gate=ctx.call.norm_before_gate,
+        rounded_to=ctx.x_dtype,
+        need_dx=need_x,
+        need_dgate=need_gate,
+        need_dweight=need_weight,
+        need_dbias=need_bias,
+    )
+    in_place = ctx.call.in_place and need_x and gate is None and dy.dtype == x.dtype
+    in_place = in_place and not may_overlap(dy) and not is_batched(dy)
+    if in_place and not torch.is_grad_enabled() and not forward_mode(call):
+        return dy, None, *BACKWARD_.below_autograd(call)
+    gradients: tuple[Tensor | None, ...] = BACKWARD(call)
+    return gradients
+
+
+class _QKRMSNorm(Function):
+    """The gradient of `qkv`, and of `qk_rms_norm`, which has no v."""
+
+    @staticmethod
+    def forward(ctx, run, qkv, q_weight, k_weight, n_heads, n_kv_heads, eps, offset, casting_mode, with_v):  # type: ignore[no-untyped-def]
+        tensors, heads, save_rstd = (qkv, q_weight, k_weight), (n_heads, n_kv_heads), True
+        q, k, q_rstd, k_rstd = run(*tensors, *heads, eps, offset, casting_mode, save_rstd)
+        ctx.options = (*heads, offset, casting_mode)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(q_rstd, k_rstd)
+        ctx.save_for_backward(*tensors, q_rstd, k_rstd)
+        with outer_levels() if is_in_transform() else contextlib.nullcontext():
+            v = reference.values(qkv, *heads) if with_v else None
+        return q, k, q_rstd, k_rstd, v
+
+    @staticmethod
+    def backward(ctx, dq, dk, _, __, dv):  # type: ignore[no-untyped-def]
+        if dq is None and dk is None and dv is None:
+            return (None,) * 10
+        need_dqkv, need_dq_weight, need_dk_weight = ctx.needs_input_grad[1:4]
+        needs = (need_dqkv, need_dq_weight and dq is not None, need_dk_weight and dk is not None)
+        gradients = QK_BACKWARD(QKBackward(dq, dk, dv, *ctx.saved_tensors, *ctx.options, *needs))
+        return None, *gradients, *(None,) * 6
+
+
+def _record(run: Any, *arguments: Any) -> Any:
+    return apply(_RMSNorm, run, *arguments[:5], arguments[5:])
+
+
+def _record_qk(run: Any, *arguments: Any) -> Any:
+    q, k, q_rstd, k_rstd, _ = apply(_QKRMSNorm, run, *arguments[:-1], False)
+    return q, k, q_rstd, k_rstd
+
+
+def _qkv(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    qkv, _, _, n_heads, n_kv_heads = arguments[:5]
+    if needs_gradient((qkv,)) and not forward_mode(arguments):
+        run = partial(LIBRARY.below_autograd, "qk_rms_norm")
+        q, k, _, _, v = apply(_QKRMSNorm, run, *arguments, True)
+        return q, k, v
+    save_rstd = False  # autograd asks for it
+    q, k, *_ = QK_FORWARD(QK._make((*arguments, save_rstd)))
+    return q, k, reference.values(qkv, n_heads, n_kv_heads)
+
+
+FORWARD.autograd(_record)
+BACKWARD.gradient()
+BACKWARD_.gradient()
+QK_FORWARD.autograd(_record_qk)
+QK_BACKWARD.gradient()
+_WEIGHTS, _HEADS = "Tensor? q_weight, Tensor? k_weight", "int n_heads, int n_kv_heads"
+LIBRARY.compose(
+    f"qkv(Tensor(a) qkv, {_WEIGHTS}, {_HEADS}, float eps, float offset, str casting_mode)"
+    " -> (Tensor q, Tensor k, Tensor(a) v)",
+    _qkv,
+)
+
+
+def qkv(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v: the arguments are the fields of a `QK` without the last."""
+    results: tuple[Tensor, Tensor, Tensor] = LIBRARY("qkv", *arguments)
+    return results

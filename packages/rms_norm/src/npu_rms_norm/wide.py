@@ -1,0 +1,314 @@
+"""Kernels that are the same on every chip: rows that are too wide to be held on chip, in blocks of columns.
+
+Forward: a program reads a row once for its statistics, and again for y. Where y is quantised, a pass between the two finds
+the largest element. Backward: one kernel finds mean(g n) of each row, another one the gradients; that one takes a block of
+columns through many rows, and the sums for the parameters' gradients stay on chip. Formulas: formula.py.
+
+Rows lie on two levels, n_outer groups of n_inner rows, and every tensor has a stride for each level: a slice of a wider
+tensor is read in place. ORDER says which rows a program takes:
+
+    "one"      there is one group
+    "groups"   the rows of all groups, group after group
+    "heads"    a group is a head with parameters of its own: a program takes rows of one head
+"""
+
+from npu_tiling.device.language import tl, triton
+from npu_tiling.device.partials import store_partial
+from npu_tiling.device.rounding import round_to
+
+from .formula import (
+    activate,
+    add_residual,
+    amax_of_rows,
+    gradient_of_rows,
+    inverse_rms,
+    load_factor,
+    normalise,
+    quantise,
+    weigh,
+)
+
+
+@triton.jit
+def rows_of_program(i_program, n_programs, n_outer, n_inner, ORDER: tl.constexpr):
+    """This program's first row, where its rows stop, the step between them, and its head. Heads count their own rows."""
+    if ORDER == "heads":
+        return i_program // n_outer, n_inner, n_programs // n_outer, i_program % n_outer
+    elif ORDER == "groups":
+        return i_program, n_outer * n_inner, n_programs, 0
+    else:
+        return i_program, n_inner, n_programs, 0
+
+
+@triton.jit
+def row_position(i_row, i_head, n_inner, ORDER: tl.constexpr):
+    """Group, and row of that group, of one of `rows_of_program`; and its number among all rows."""
+    if ORDER == "heads":
+        return i_head, i_row, tl.cast(i_head, tl.int64) * n_inner + i_row
+    elif ORDER == "groups":
+        i_outer = i_row // n_inner
+        return i_outer, i_row - i_outer * n_inner, i_row
+    else:
+        return 0, i_row, i_row
+
+
+@triton.jit
+def result_strides(n_outer, n_inner, N: tl.constexpr, BY_HEAD: tl.constexpr):
+    """From group to group and from row to row of a contiguous tensor; BY_HEAD: the heads of a token stand side by side."""
+    if BY_HEAD:
+        return N, tl.cast(n_outer, tl.int64) * N
+    else:
+        return tl.cast(n_inner, tl.int64) * N, N
+
+
+@triton.jit
+def row_at(p_rows, s_outer, s_inner, i_outer, i_inner):
+    """The first element of a row; None for None."""
+    if p_rows is not None:
+        return p_rows + tl.cast(i_outer, tl.int64) * s_outer + tl.cast(i_inner, tl.int64) * s_inner
+
+
+@triton.jit
+def load_columns(p_row, i_col, N: tl.constexpr, BLOCK_N: tl.constexpr, EVICTION: tl.constexpr):
+    """fp32 [1, BLOCK_N], zero past the row's end."""
+    p_block = p_row + i_col + tl.arange(0, BLOCK_N)[None, :]
+    if N % BLOCK_N == 0:
+        return tl.load(p_block, eviction_policy=EVICTION).to(tl.float32)
+    else:
+        m_block = (tl.arange(0, BLOCK_N) < N - i_col)[None, :]
+        return tl.load(p_block, mask=m_block, other=0.0, eviction_policy=EVICTION).to(tl.float32)
+
+
+@triton.jit
+def store_columns(p_row, b_block, i_col, N: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Rounds [1, BLOCK_N] to the tensor's dtype (of y, dx and dgate the last rounding), and stores it."""
+    p_block = p_row + i_col + tl.arange(0, BLOCK_N)[None, :]
+    b_block = b_block.to(p_row.dtype.element_ty)
+    if N % BLOCK_N == 0:
+        tl.store(p_block, b_block)
+    else:
+        tl.store(p_block, b_block, mask=(tl.arange(0, BLOCK_N) < N - i_col)[None, :])
+
+
+@triton.jit
+def load_input(
+    p_x, p_residual, p_gate, p_sum, i_col, N: tl.constexpr, BLOCK_N: tl.constexpr, ACTIVATION: tl.constexpr,
+    GATE_FIRST: tl.constexpr, EVICTION: tl.constexpr
+):  # fmt: skip
+    """The normalised input, x + residual as it is stored, and act(gate), at a block of columns; x for a missing input."""
+    b_x = load_columns(p_x, i_col, N, BLOCK_N, EVICTION)
+    b_sum, b_act = b_x, b_x
+    if p_residual is not None:
+        b_sum, b_x = add_residual(b_x, load_columns(p_residual, i_col, N, BLOCK_N, EVICTION), p_sum)
+    if p_gate is not None:
+        b_act, _ = activate(load_columns(p_gate, i_col, N, BLOCK_N, EVICTION), ACTIVATION)
+        if GATE_FIRST:
+            b_x *= b_act
+    return b_x, b_sum, b_act
+
+
+@triton.jit
+def result_of(
+    b_x, b_act, b_rstd, p_weight, p_bias, i_col, offset, N: tl.constexpr, BLOCK_N: tl.constexpr, NORMALISED: tl.constexpr,
+    FACTORS: tl.constexpr, WEIGHTED: tl.constexpr, GATE_RESULT: tl.constexpr
+):  # fmt: skip
+    """y at a block of columns, in fp32."""
+    o_col = i_col + tl.arange(0, BLOCK_N)
+    b_n = normalise(b_x, b_rstd, NORMALISED, FACTORS)
+    b_scale = load_factor(p_weight, o_col, offset, N, N % BLOCK_N == 0, FACTORS)
+    b_bias = load_factor(p_bias, o_col, None, N, N % BLOCK_N == 0, FACTORS)
+    b_y = weigh(b_n, b_scale, b_bias, WEIGHTED)
+    if GATE_RESULT:
+        b_y = round_to(b_y, WEIGHTED) * b_act
+    return b_y
+
+
+@triton.jit(do_not_specialize=["n_outer", "n_inner"])
+def forward_wide_kernel(
+    # Read; None: the call has no such input.
+    p_x, p_residual, p_gate, p_weight, p_bias,
+    # Written; None: not asked for. p_scale: the steps of a quantised y, fp32 [rows], as rstd.
+    p_y, p_sum, p_fp32, p_rstd, p_scale,
+    n_outer, n_inner,
+    s_x_outer, s_x_inner, s_residual_outer, s_residual_inner, s_gate_outer, s_gate_inner,
+    eps, offset,
+    N: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr,
+    NORMALISED: tl.constexpr, FACTORS: tl.constexpr, WEIGHTED: tl.constexpr,
+    ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
+):  # fmt: skip
+    """y of wide rows, each read for rstd, for the largest element where y is quantised, and for y."""
+    # lint: allow scalar-reduction: a row that does not fit is summed piece by piece, one number for each long piece
+    GATE_RESULT: tl.constexpr = p_gate is not None and not GATE_FIRST
+    o_one = tl.arange(0, 1)
+    s_y_outer, s_y_inner = result_strides(n_outer, n_inner, N, ORDER == "heads")
+    i_first, i_stop, n_step, i_head = rows_of_program(tl.program_id(0), tl.num_programs(0), n_outer, n_inner, ORDER)
+    if p_weight is not None:
+        p_weight += i_head * N
+    if p_bias is not None:
+        p_bias += i_head * N
+    for i in tl.range(i_first, i_stop, n_step):
+        i_outer, i_inner, i_row = row_position(i, i_head, n_inner, ORDER)
+        p_x_row = row_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner)
+        p_residual_row = row_at(p_residual, s_residual_outer, s_residual_inner, i_outer, i_inner)
+        p_gate_row = row_at(p_gate, s_gate_outer, s_gate_inner, i_outer, i_inner)
+        p_y_row = row_at(p_y, s_y_outer, s_y_inner, i_outer, i_inner)
+        p_sum_row = row_at(p_sum, s_y_outer, s_y_inner, i_outer, i_inner)
+        p_fp32_row = row_at(p_fp32, s_y_outer, s_y_inner, i_outer, i_inner)
+
+        b_square = tl.zeros([1, BLOCK_N], tl.float32)
+        for i_col in tl.range(0, N, BLOCK_N):
+            b_x, _, _ = load_input(
+                p_x_row, p_residual_row, p_gate_row if GATE_FIRST else None, p_sum, i_col, N, BLOCK_N, ACTIVATION,
+                GATE_FIRST, "evict_last"
+            )  # fmt: skip
+            b_square += b_x * b_x
+        b_rstd = inverse_rms(b_square, eps, N)  # [1]
+        if p_rstd is not None:
+            tl.store(p_rstd + i_row + o_one, b_rstd)
+
+        if p_scale is not None:
+            b_columns_amax, b_zero = tl.zeros([1, BLOCK_N], tl.float32), tl.zeros([1, BLOCK_N], tl.float32)
+            for i_col in tl.range(0, N, BLOCK_N):
+                b_x, _, b_act = load_input(
+                    p_x_row, p_residual_row, p_gate_row, p_sum, i_col, N, BLOCK_N, ACTIVATION, GATE_FIRST, "evict_last"
+                )
+                b_y = result_of(
+                    b_x, b_act, b_rstd, p_weight, p_bias, i_col, offset, N, BLOCK_N, NORMALISED, FACTORS, WEIGHTED,
+                    GATE_RESULT
+                )  # fmt: skip
+                b_columns_amax = tl.maximum(b_columns_amax, tl.abs(b_y))
+                b_zero += b_y * 0.0
+            b_amax = amax_of_rows(b_columns_amax, b_zero)  # [1]
+
+        for i_col in tl.range(0, N, BLOCK_N):
+            b_x, b_sum, b_act = load_input(
+                p_x_row, p_residual_row, p_gate_row, p_sum, i_col, N, BLOCK_N, ACTIVATION, GATE_FIRST, "evict_first"
+            )
+            if p_sum is not None:
+                store_columns(p_sum_row, b_sum, i_col, N, BLOCK_N)
+            b_y = result_of(
+                b_x, b_act, b_rstd, p_weight, p_bias, i_col, offset, N, BLOCK_N, NORMALISED, FACTORS, WEIGHTED, GATE_RESULT
+            )
+            if p_fp32 is not None:
+                store_columns(p_fp32_row, b_y, i_col, N, BLOCK_N)
+            if p_scale is not None:
+                b_y, b_steps = quantise(b_y, b_amax, p_y.dtype.element_ty == tl.int8)
+                if i_col == 0:
+                    tl.store(p_scale + i_row + o_one, b_steps)
+            store_columns(p_y_row, b_y, i_col, N, BLOCK_N)
+
+
+@triton.jit(do_not_specialize=["n_outer", "n_inner"])
+def backward_wide_mean_kernel(
+    p_dy, p_x, p_gate, p_weight, p_rstd,  # read; None: the call has no such input
+    p_mean,  # written, fp32 [rows]: mean(g n)
+    n_outer, n_inner, s_dy_outer, s_dy_inner, s_x_outer, s_x_inner, s_gate_outer, s_gate_inner, offset,
+    N: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr,
+    NORMALISED: tl.constexpr, FACTORS: tl.constexpr,
+    WEIGHTED: tl.constexpr,  # not read: both kernels of a backward are compiled for one set of constants
+    ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
+):  # fmt: skip
+    """mean(g n) of each row, for `backward_wide_kernel`, a block of columns at a time."""
+    # lint: allow short-transfer: on an Ascend950 a row that does not fit beside another comes in equal pieces
+    # lint: allow scalar-reduction: a row that does not fit is summed piece by piece, one number for each long piece
+    o_one = tl.arange(0, 1)
+    i_first, i_stop, n_step, i_head = rows_of_program(tl.program_id(0), tl.num_programs(0), n_outer, n_inner, ORDER)
+    if p_weight is not None:
+        p_weight += i_head * N
+    for i in tl.range(i_first, i_stop, n_step):
+        i_outer, i_inner, i_row = row_position(i, i_head, n_inner, ORDER)
+        p_x_row = row_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner)
+        p_dy_row = row_at(p_dy, s_dy_outer, s_dy_inner, i_outer, i_inner)
+        p_gate_row = row_at(p_gate, s_gate_outer, s_gate_inner, i_outer, i_inner)
+        b_rstd = tl.load(p_rstd + i_row + o_one)  # [1]
+        b_product = tl.zeros([1, BLOCK_N], tl.float32)
+        for i_col in tl.range(0, N, BLOCK_N):
+            b_x = load_columns(p_x_row, i_col, N, BLOCK_N, "")
+            b_g = load_columns(p_dy_row, i_col, N, BLOCK_N, "")
+            if p_weight is not None:
+                o_col = i_col + tl.arange(0, BLOCK_N)
+                b_g *= load_factor(p_weight, o_col, offset, N, N % BLOCK_N == 0, FACTORS)
+            if p_gate is not None:
+                b_act, _ = activate(load_columns(p_gate_row, i_col, N, BLOCK_N, ""), ACTIVATION)
+                if GATE_FIRST:
+                    b_x *= b_act
+                else:
+                    b_g *= b_act
+            b_product += b_g * normalise(b_x, b_rstd, NORMALISED, FACTORS)
+        tl.store(p_mean + i_row + o_one, tl.sum(b_product, axis=1) * (1.0 / N))
+
+
+@triton.jit(do_not_specialize=["n_outer", "n_inner", "n_splits"])
+def backward_wide_kernel(
+    # Read; None: the call has no such input. p_mean is given with p_dx.
+    p_dy, p_dsum, p_x, p_gate, p_weight, p_bias, p_rstd, p_mean,
+    # Written; None: not needed. p_dw and p_db: partial sums, fp32 [n_splits, N].
+    p_dx, p_dgate, p_dw, p_db,
+    n_outer, n_inner, n_splits,
+    s_dy_outer, s_dy_inner, s_dsum_outer, s_dsum_inner, s_x_outer, s_x_inner, s_gate_outer, s_gate_inner,
+    s_dx_outer, s_dx_inner,
+    offset,
+    N: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr,
+    NORMALISED: tl.constexpr, FACTORS: tl.constexpr, WEIGHTED: tl.constexpr,
+    ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
+):  # fmt: skip
+    """The gradients of blocks of columns of many rows, and partial sums of the parameters' gradients."""
+    # lint: allow short-transfer: on an Ascend950 a row that does not fit beside another comes in equal pieces
+    EXACT: tl.constexpr = N % BLOCK_N == 0
+    o_one = tl.arange(0, 1)
+    s_y_outer, s_y_inner = result_strides(n_outer, n_inner, N, ORDER == "heads")
+    for i_task in tl.range(tl.program_id(0), tl.cdiv(N, BLOCK_N) * n_splits, tl.num_programs(0)):
+        i_split, i_col = i_task % n_splits, i_task // n_splits * BLOCK_N
+        o_col = i_col + tl.arange(0, BLOCK_N)
+        i_first, i_stop, n_step, i_head = rows_of_program(i_split, n_splits, n_outer, n_inner, ORDER)
+        b_scale, b_bias = None, None
+        if p_weight is not None:
+            b_scale = load_factor(p_weight + i_head * N, o_col, offset, N, EXACT, FACTORS)
+        if (p_bias is not None) and (p_dgate is not None):  # nothing else needs the bias
+            b_bias = load_factor(p_bias + i_head * N, o_col, None, N, EXACT, FACTORS)
+        if p_dw is not None:
+            b_dw = tl.zeros([1, BLOCK_N], tl.float32)
+        if p_db is not None:
+            b_db = tl.zeros([1, BLOCK_N], tl.float32)
+        for i in tl.range(i_first, i_stop, n_step):
+            i_outer, i_inner, i_row = row_position(i, i_head, n_inner, ORDER)
+            p_dgate_row = row_at(p_dgate, s_y_outer, s_y_inner, i_outer, i_inner)
+            b_x = load_columns(row_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner), i_col, N, BLOCK_N, "")
+            b_dy = load_columns(row_at(p_dy, s_dy_outer, s_dy_inner, i_outer, i_inner), i_col, N, BLOCK_N, "")
+            b_rstd = tl.load(p_rstd + i_row + o_one)  # [1]
+            b_u = b_x
+            if p_gate is not None:
+                p_gate_row = row_at(p_gate, s_gate_outer, s_gate_inner, i_outer, i_inner)
+                b_act, b_slope = activate(load_columns(p_gate_row, i_col, N, BLOCK_N, ""), ACTIVATION)
+                if GATE_FIRST:
+                    b_u = b_x * b_act
+            b_n = normalise(b_u, b_rstd, NORMALISED, FACTORS)
+            if p_gate is not None:
+                if not GATE_FIRST:
+                    if p_dgate is not None:
+                        b_z = round_to(weigh(b_n, b_scale, b_bias, WEIGHTED), WEIGHTED)
+                        store_columns(p_dgate_row, b_dy * b_z * b_slope, i_col, N, BLOCK_N)
+                    b_dy *= b_act
+
+            if p_dw is not None:
+                b_dw += b_dy * b_n
+            if p_db is not None:
+                b_db += b_dy
+            if p_dx is not None:
+                b_mean = tl.load(p_mean + i_row + o_one)  # [1]
+                b_g = b_dy
+                if p_weight is not None:
+                    b_g = b_dy * b_scale
+                b_dx = gradient_of_rows(b_g, b_n, b_rstd, b_mean)
+                if GATE_FIRST:
+                    if p_dgate is not None:
+                        store_columns(p_dgate_row, b_dx * b_x * b_slope, i_col, N, BLOCK_N)
+                    b_dx *= b_act
+                if p_dsum is not None:
+                    p_dsum_row = row_at(p_dsum, s_dsum_outer, s_dsum_inner, i_outer, i_inner)
+                    b_dx += load_columns(p_dsum_row, i_col, N, BLOCK_N, "")
+                store_columns(row_at(p_dx, s_dx_outer, s_dx_inner, i_outer, i_inner), b_dx, i_col, N, BLOCK_N)
+        if p_dw is not None:
+            store_partial(p_dw, b_dw, i_split, o_col, N, EXACT)
+        if p_db is not None:
+            store_partial(p_db, b_db, i_split, o_col, N, EXACT)
