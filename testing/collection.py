@@ -98,7 +98,8 @@ def _place(item: pytest.Item) -> str | None:
 
 def _factors(item: pytest.Item) -> dict[str, Hashable]:
     """The parameters of a test, those of one `parametrize` as one."""
-    values = {name: id(value) for name, value in _parameters(item).items() if name not in ("npu_place", "place")}
+    given = {name: value for name, value in _parameters(item).items() if name not in ("npu_place", "place")}
+    values: dict[str, Hashable] = {name: id(value) for name, value in given.items()}
     for mark in item.iter_markers("parametrize"):
         names = mark.args[0] if isinstance(mark.args[0], str) else ",".join(mark.args[0])
         together = [name.strip() for name in names.split(",")]
@@ -159,7 +160,8 @@ def _seed(item: pytest.Item) -> int:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     output = getattr(session.config, "workeroutput", None)  # in a worker of pytest-xdist, all of which collect the same
     if output is not None:
-        output["absent"] = dict(session.config.stash.get(_ABSENT, Counter()))
+        absent: Counter[str] = session.config.stash.get(_ABSENT, Counter())
+        output["absent"] = dict(absent)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -173,5 +175,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     levels = Counter(str(properties[_LEVEL]) for properties in noted if _LEVEL in properties)
     terminalreporter.section("levels")
     terminalreporter.write_line(", ".join(f"{level}: {count}" for level, count in levels.most_common()))
-    for reason, count in config.stash.get(_ABSENT, Counter()).most_common():
+    absent: Counter[str] = config.stash.get(_ABSENT, Counter())
+    for reason, count in absent.most_common():
         terminalreporter.write_line(f"{count} tests are not for here: {reason}")
