@@ -1,6 +1,6 @@
-"""Gives every test of the repository what testing/plugin.py and testing/collection.py have."""
+"""Gives every test of the repository what testing/plugin.py has."""
 
 import pytest
 
 pytest.register_assert_rewrite("testing")
-pytest_plugins = ["testing.plugin", "testing.collection"]
+pytest_plugins = ["testing.plugin"]

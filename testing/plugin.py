@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from .properties import Search
 
+pytest_plugins = ["testing.collection"]
 _TRIED = "npu_search: examples"
 
 

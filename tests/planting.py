@@ -195,9 +195,9 @@ def run(site: Site, switches: Iterable[tuple[int, int]] = ()) -> tuple[OfflineEr
         ctypes.memmove(low, data, high - low)
     emulation = RunningEmulation(SOC, site.toolchain, 1, None, checks=True)
 
-    def found(noted: bytes) -> list[Finding]:
-        raise_findings(site.kernel, noted)  # the runs that follow are for launches without findings
-        return read_findings(noted)
+    def found(noted: bytes, named: Callable[[str], str]) -> list[Finding]:
+        raise_findings(site.kernel, noted, named)  # the runs that follow are for launches without findings
+        return read_findings(noted, named)
 
     running.append(emulation)
     try:

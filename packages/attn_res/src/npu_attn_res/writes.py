@@ -35,10 +35,11 @@ class ReadBlocks:
 
     def _count_others(self) -> int:
         """Versions of the bank that are no appends behind these blocks."""
-        appends = _appends(self._blocks)
-        bank = _place(self._blocks, 0)
-        behind = sum(appends.values()) - sum(appends[bank, i] for i in range(self._n_blocks))
-        return self._blocks._version - behind
+        others, own = self._blocks._version, _place(self._blocks, 0)
+        for (bank, block), versions in _appends(self._blocks).items():
+            if bank != own or block is None or block >= self._n_blocks:
+                others -= versions
+        return others
 
 
 @contextmanager
