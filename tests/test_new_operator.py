@@ -48,6 +48,7 @@ def test_every_module_is_there(workspace):
     assert "{{" not in "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_style_and_types(workspace):
     folder = workspace / "packages" / NAME

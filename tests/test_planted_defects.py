@@ -44,6 +44,7 @@ def _check(fates):
     assert any(fate.startswith("found") for _, fate, _ in fates)
 
 
+@pytest.mark.few(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("toolchain", "name"), [(version, name) for version, names in SAMPLE.items() for name in names])
 def test_defects_of_a_sample_are_found_or_change_nothing(toolchain, name):

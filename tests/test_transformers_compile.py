@@ -35,6 +35,7 @@ def test_compiles_once_for_any_number_of_tokens(family):
     assert counter.frame_count == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dynamic", [True, None])
 def test_compiles_where_pytorch_chooses_what_varies(dynamic):
     model = make("Llama")
@@ -44,6 +45,7 @@ def test_compiles_where_pytorch_chooses_what_varies(dynamic):
         assert_same(step(model, batch(tokens), compiled), step(model, batch(tokens)))
 
 
+@pytest.mark.nightly
 def test_inductor_trains_the_same():
     model, inputs = make("Llama"), batch()
     patch_all(model)

@@ -70,6 +70,7 @@ def test_module_is_the_class_of_transformers(known):
         assert torch.equal(mine, theirs)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("cache", [None, Cache, RecordingCache])
 @pytest.mark.parametrize("emulated", [False, pytest.param(True, marks=pytest.mark.compilers)])
 def test_patched_class_finds_the_same_rows(known, cache, emulated):

@@ -39,7 +39,11 @@ def trained(patched, folder, **options):
     return torch.tensor([*losses, trainer.evaluate()["eval_loss"]]), trainer.predict(data[:4]).predictions
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_checkpointing": True}, {"bf16": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"gradient_checkpointing": True}, *(pytest.param(each, marks=pytest.mark.nightly) for each in ({}, {"bf16": True}))],
+    ids=str,
+)
 @pytest.mark.slow
 def test_trainer_gets_the_original_losses(options, tmp_path):
     losses, predictions = trained(True, tmp_path, **options)

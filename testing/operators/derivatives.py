@@ -142,6 +142,7 @@ def test_functional_gradients_are_autograds(npu_place: Place, case: Case) -> Non
     close([dense(one) for one in pull(torch.cos(value))], expected)
 
 
+@pytest.mark.few(2)
 @asked(of_gradient)
 @pytest.mark.usefixtures("npu_poisoned")
 @pytest.mark.filterwarnings("ignore:.*batching rule")

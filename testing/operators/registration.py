@@ -25,6 +25,7 @@ def test_operators_are_registered_properly(npu_place: Place, npu_opcheck: Any, c
         (check if case.option else npu_opcheck)(called.operator, called.on(npu_place.torch))
 
 
+@pytest.mark.few(4)
 @asked()
 def test_results_lie_as_the_compiler_is_told(npu_place: Place, case: Case) -> None:
     """Of 16-bit inputs and upstream gradients whose dimensions lie in memory in another order, and of no tokens."""

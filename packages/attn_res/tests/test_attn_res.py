@@ -130,6 +130,7 @@ def test_weights_are_returned(device, width):
         assert torch.equal(attn_res(*tensors, rms_eps=case.eps, return_weights=True).weights, alpha)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("listed", [False, True], ids=["stacked", "list"])
 @pytest.mark.parametrize("width", [256, 4096, 16384])
 def test_normalised_output_is_the_two_steps(device, width, listed):

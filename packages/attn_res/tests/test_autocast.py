@@ -16,6 +16,7 @@ def through_depth(attention, layers, embedding):
     return state.input()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("block_size", [1, 2, 3])
 def test_block_attn_res_trains_as_it_does_without_autocast(device, block_size):
     torch.manual_seed(0)

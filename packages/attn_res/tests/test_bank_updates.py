@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("counted", [False, True], ids=["int", "on the device"])
 @pytest.mark.parametrize("x", [False, True], ids=["alone", "with a layer's output"])
 def test_the_prefix_becomes_a_block(device, counted, x):
@@ -47,6 +48,7 @@ def test_the_prefix_is_updated_in_place(device):
     assert wide._version > version
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("counted", [False, True], ids=["int", "on the device"])
 def test_gradients_of_layers_that_fill_one_bank(device, counted):
     """Each layer's blocks stay where they are while later ones are written behind them."""

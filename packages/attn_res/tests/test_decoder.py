@@ -9,6 +9,7 @@ from npu_attn_res import AttnResBank
 from torch.utils.checkpoint import checkpoint
 
 
+@pytest.mark.few(0)
 def test_it_trains_as_plain_pytorch_does(device):
     steps, dtype = (4, torch.float64) if device.name == "cpu" else (3, torch.float32)
     tokens = torch.randint(50, (2, 9), generator=torch.Generator().manual_seed(0)).to(device.torch)

@@ -27,6 +27,7 @@ def exact(leaves, dh):
     return [torch.stack(h).detach(), *gradients]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("n_layers", "width", "dtype"),
     [(1, 256, torch.float32), (5, 256, torch.bfloat16), (8, 4096, torch.bfloat16), (3, 16384, torch.float32)],

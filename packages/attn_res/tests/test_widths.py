@@ -50,6 +50,7 @@ SMALLEST = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(*all_pairs(**SMALLEST))
 def test_the_smallest_tiles(device, dtype, n_blocks, width, listed):
     case = depth.make(n_blocks, 5, width, dtype)

@@ -47,6 +47,7 @@ def test_products_are_those_of_64_bit_integers(device, index_dtype, mix):
     assert torch.equal(rows.cpu().long(), ngrams.rows_of(ids, None, factors, sizes, offsets, 7, 7, mix))
 
 
+@pytest.mark.few(0)
 def test_history_continues_a_text(device):
     case = ngrams.make((2, 20), 32, torch.float32)
     whole, _ = ngrams.run(case, device.torch)
@@ -58,6 +59,7 @@ def test_history_continues_a_text(device):
     assert torch.equal(torch.cat(parts, 1).cpu(), whole)
 
 
+@pytest.mark.few(0)
 def test_longcats_hash(device):
     """Sums of ids times powers of the vocabulary's size, modulo each head's: 64 bits do not hold the products."""
     vocabulary, ngram_size, eos = 131072, 4, 2
@@ -112,6 +114,7 @@ def test_no_ids_and_no_columns(device, shape):
         assert torch.equal(dtable, torch.zeros_like(case.table))
 
 
+@pytest.mark.few(0)
 def test_module_has_the_tables_of_qwen(device):
     module = NGramEmbedding(1000, 64, 7, heads_per_ngram=2, table_size=97, layer_index=1, divisible_by=128).to(device.torch)
     assert list(module.state_dict()) == [

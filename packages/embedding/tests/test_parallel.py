@@ -11,7 +11,9 @@ WORKER = Path(__file__).parent / "parallel_worker.py"
 
 @pytest.mark.few(0)
 @pytest.mark.slow
-@pytest.mark.parametrize(("place", "count"), [("cpu", 2), ("cpu", 4), ("emulated", 2), ("cuda", 2)])
+@pytest.mark.parametrize(
+    ("place", "count"), [("cpu", 2), pytest.param("cpu", 4, marks=pytest.mark.nightly), ("emulated", 2), ("cuda", 2)]
+)
 def test_ranks_are_one_table(place, count):
     ranks.need(place, count)
     ranks.run(WORKER, count, place)

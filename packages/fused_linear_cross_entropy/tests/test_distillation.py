@@ -25,6 +25,7 @@ def test_every_place_has_its_values(device, divergence, options):
     check(device, *make((7,), divergence=divergence, beta=0.3, **options))
 
 
+@pytest.mark.few(2)
 @pytest.mark.uncollected("the definition has no tiles", lambda place, vocabulary: place == "cpu" and vocabulary != 1)
 @pytest.mark.parametrize(
     ("vocabulary", "divergence", "options"),

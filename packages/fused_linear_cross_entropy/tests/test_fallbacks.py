@@ -49,6 +49,7 @@ def refuse(monkeypatch):
     return refuse
 
 
+@pytest.mark.few(4)
 @pytest.mark.uncollected(
     "numbers of rows, whatever the vocabulary is", lambda kernel, length: kernel not in OF_CHUNKS and length != "whole rows"
 )

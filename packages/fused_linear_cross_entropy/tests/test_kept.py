@@ -68,6 +68,7 @@ OPTIONS = {
 EMULATED = ("plain", "fp32", "options", "a ragged vocabulary, no place for its end")
 
 
+@pytest.mark.few(2)
 @pytest.mark.uncollected("the same kernels", lambda place, what: place == "emulated" and what not in EMULATED)
 @pytest.mark.parametrize("what", OPTIONS)
 def test_gradients_of_kept_logits(device, what, npu_poisoned):

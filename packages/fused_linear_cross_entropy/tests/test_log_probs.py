@@ -21,6 +21,7 @@ CASES = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("what", CASES)
 def test_outputs_and_gradients_are_those_of_whole_logits(device, what):
     making, options = CASES[what]

@@ -17,6 +17,7 @@ def test_every_vocabulary(device, vocabulary):
     losses.check(case, losses.run(case, device.torch))
 
 
+@pytest.mark.few(2)
 @pytest.mark.uncollected("the definition has no tiles", lambda place, vocabulary: place == "cpu" and vocabulary != 50257)
 @pytest.mark.parametrize("vocabulary", [50257, 128256, 151936, 256000])
 def test_large_vocabularies(device, vocabulary):
@@ -236,6 +237,7 @@ SHARED = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.uncollected("the same kernels", lambda place, what: place == "emulated" and what in ("none", "smoothing"))
 @pytest.mark.parametrize("what", SHARED)
 def test_an_offset_that_logits_share_changes_nothing(device, what):

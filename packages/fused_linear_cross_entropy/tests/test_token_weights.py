@@ -44,6 +44,7 @@ def weighted(rows, weights, target, reduction, class_weight=None):
     return (rows * counted).sum() / (sizes.sum() if reduction == "mean" else 1)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(*all_pairs(dtype=UNITS, reduction=["mean", "sum", "none"], what=CASES))
 def test_losses_and_gradients_are_those_of_weighted_rows(device, what, reduction, dtype):
     making = {"width": 32, "vocabulary": 123, **CASES[what]}

@@ -44,6 +44,7 @@ def test_damaged_reports_are_made_again(empty_cache):
     assert report() == first
 
 
+@pytest.mark.nightly
 def test_damaged_runtime_is_made_again(empty_cache):
     code = "from npu_offline.execute import native; native.runtime()"
     for _ in range(2):

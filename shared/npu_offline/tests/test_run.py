@@ -133,6 +133,7 @@ def test_every_ticket_is_given_once(run):
     assert run("run", f'def taken():\n    {checked}\nyield "tickets", taken', LINALG)[0] == 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "launch",
     ["call(wait, 1, 64, grid=1, dtype=torch.float32, BLOCK=64)", "call(count, 1, 64, grid=1, n=2**31 - 1, BLOCK=64)"],

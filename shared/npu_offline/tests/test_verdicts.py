@@ -77,6 +77,7 @@ def test_chips_that_differ_in_name_alone_share_a_verdict_and_no_others(package):
     assert not execute(package, "Ascend910B4").kept
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("old", "new"),
     [
