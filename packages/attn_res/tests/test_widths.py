@@ -8,7 +8,10 @@ from npu_attn_res import attn_res
 
 from testing.pairs import all_pairs
 
-pytestmark = pytest.mark.usefixtures("npu_poisoned", "chip")
+pytestmark = [
+    pytest.mark.usefixtures("npu_poisoned", "chip"),
+    pytest.mark.uncollected("plain PyTorch computes rows of any width alike", lambda place: place == "cpu"),
+]
 
 # Blocks and widths, two of them ragged. On CUDA several programs share a token of most of them.
 SHAPES = [(8, 2048), (8, 2560), (3, 2600), (12, 5120), (9, 5000), (8, 7168), (16, 7168), (8, 16384), (31, 2056)]
@@ -57,6 +60,7 @@ def test_the_smallest_tiles(device, dtype, n_blocks, width, listed):
     depth.check(case, depth.run(case, device.torch, listed))
 
 
+@pytest.mark.uncollected("asked of CUDA's kernels alone", lambda place: place != "cuda")
 @pytest.mark.parametrize(("n_blocks", "width"), [(6, 2560), (8, 5120), (5, 7168)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_other_dtypes(device, dtype, n_blocks, width):
@@ -71,6 +75,7 @@ def test_fewer_tokens_than_programs(device, tokens):
     depth.check(case, depth.run(case, device.torch))
 
 
+@pytest.mark.uncollected("asked of CUDA's kernels alone", lambda place: place != "cuda")
 @pytest.mark.parametrize("sharp", [30.0, 300.0])
 def test_gradients_are_exact_where_weights_are_sharp(device, sharp):
     only_on_cuda(device)
@@ -108,6 +113,7 @@ def test_banks(device, n_blocks, width):
         banks.check(given, n_blocks, counted=counted)
 
 
+@pytest.mark.uncollected("asked of CUDA's kernels alone", lambda place: place != "cuda")
 @pytest.mark.parametrize("needed", [(0,), (2, 7), ()])
 def test_blocks_and_weights_that_need_no_gradient_get_none(device, needed):
     only_on_cuda(device)

@@ -60,6 +60,7 @@ def test_options_take_one_sweep_or_two(chip, options, is_one):
     assert ("cross_entropy_kernel" in names) != is_one
 
 
+@pytest.mark.uncollected("kernels alone sweep", lambda place: place == "cpu")
 @pytest.mark.parametrize(
     "options",
     [
@@ -85,6 +86,7 @@ RISES = {
 }
 
 
+@pytest.mark.uncollected("kernels alone sweep", lambda place: place == "cpu")
 @pytest.mark.uncollected(
     "the same sweep over logits in fp32", lambda what, dtype: dtype == torch.float32 and what not in ("up", "ten thousand")
 )
@@ -95,6 +97,7 @@ def test_rows_that_rise_above_their_first_tile(device, names, what, dtype):
     losses.check(case, losses.run(case, device.torch))
 
 
+@pytest.mark.uncollected("kernels alone sweep", lambda place: place == "cpu")
 @pytest.mark.few(2)
 @pytest.mark.parametrize("what", ["up", "down", "a step in the last tile", "ten thousand"])
 def test_kept_exponentials_of_chunks_that_rise(device, names, what):
@@ -113,6 +116,7 @@ def test_a_gradient_that_vanishes_but_for_the_targets(device):
     losses.check(case, results)
 
 
+@pytest.mark.uncollected("kernels alone sweep", lambda place: place == "cpu")
 @pytest.mark.parametrize(
     ("tokens", "options"),
     [(1, {}), (171, {}), (85, {"lse_square_scale": 0.1, "token_scaling": True, "class_weight": True, "ignored": 0.3})],
@@ -155,6 +159,7 @@ def test_a_row_with_no_number_spoils_no_other(device, value, column):
     assert torch.isfinite(dx[[0, 1, 2, 4, 5]]).all()
 
 
+@pytest.mark.uncollected("kernels alone sweep", lambda place: place == "cpu")
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("tokens", "scale"), [(60, 1.0), (60, 4.0), (64, 4.0)])
 def test_errors_of_one_sweep_and_of_two(device, names, tokens, scale):

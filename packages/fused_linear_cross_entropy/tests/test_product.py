@@ -114,6 +114,7 @@ def fused(device, monkeypatch):
     tiling.choose.cache_clear()
 
 
+@pytest.mark.uncollected("needs a GPU of sm_90", lambda place: place != "cuda")
 @pytest.mark.parametrize("vocabulary", [7, 256, WIDE])
 @pytest.mark.parametrize(
     "options",
@@ -144,6 +145,7 @@ RISES = {
 KEPT = {"memory_budget": 150 * 2 * 600}  # exponentials of 512 columns at a time, which lie in the weight's gradient
 
 
+@pytest.mark.uncollected("needs a GPU of sm_90", lambda place: place != "cuda")
 @pytest.mark.parametrize("what", RISES)
 @pytest.mark.parametrize("options", [{}, {"reduction": "none"}, KEPT], ids=["mean", "none", "kept"])
 def test_rows_that_rise_above_their_target(device, fused, what, options):
@@ -157,6 +159,7 @@ def test_rows_that_rise_above_their_target(device, fused, what, options):
     assert products == (2 if options else 1)  # forward and backward, or two chunks
 
 
+@pytest.mark.uncollected("needs a GPU of sm_90", lambda place: place != "cuda")
 @pytest.mark.parametrize("options", [{}, {"reduction": "none"}, KEPT], ids=["mean", "none", "kept"])
 def test_calls_again_give_the_same_bits(device, fused, options):
     """From the third launch on a kernel is called without Triton's JIT, and descriptors are those of other memory."""
@@ -170,6 +173,7 @@ def test_calls_again_give_the_same_bits(device, fused, options):
         assert torch.equal(again.outputs["loss"], first.outputs["loss"])
 
 
+@pytest.mark.uncollected("needs a GPU of sm_90", lambda place: place != "cuda")
 def test_a_row_with_no_number_spoils_no_other(device, fused):
     case = losses.make(150, 32, WIDE, reduction="none")
     x = case.x.clone()
@@ -183,6 +187,7 @@ def test_a_row_with_no_number_spoils_no_other(device, fused):
     assert torch.isfinite(dx[others]).all()
 
 
+@pytest.mark.uncollected("needs a GPU of sm_90", lambda place: place != "cuda")
 def test_targets_outside_of_the_vocabulary(device, fused):
     """NaN for such a token, 0 for an ignored one; neither has a gradient."""
     case = losses.make(150, 32, WIDE, reduction="none")
@@ -196,6 +201,7 @@ def test_targets_outside_of_the_vocabulary(device, fused):
     assert (dx[3:5] == 0).all()
 
 
+@pytest.mark.uncollected("needs a GPU of sm_90", lambda place: place != "cuda")
 def test_equal_calls_give_equal_bits_and_a_token_the_same_ones_among_others(device, fused):
     case = losses.make(700, 256, WIDE)
     x, weight, target = (one.to(device.torch) for one in (case.x, case.weight, case.target))
@@ -206,6 +212,7 @@ def test_equal_calls_give_equal_bits_and_a_token_the_same_ones_among_others(devi
     assert "cross_entropy_product_kernel" in fused
 
 
+@pytest.mark.uncollected("needs a GPU of sm_90", lambda place: place != "cuda")
 def test_strided_rows_and_those_that_tma_cannot_read(device, fused):
     """Views of wider memory; rows that begin at addresses which are no multiple of 16 bytes take PyTorch's product."""
     case = losses.make(140, 64, WIDE)
@@ -225,6 +232,7 @@ def test_strided_rows_and_those_that_tma_cannot_read(device, fused):
         assert abs(float(loss.detach()) - float(exact.outputs["loss"])) < 1e-5
 
 
+@pytest.mark.uncollected("needs a GPU of sm_90", lambda place: place != "cuda")
 @pytest.mark.parametrize("options", [{}, {"reduction": "none"}, KEPT])
 def test_graph_capture(device, fused, npu_capture, options):
     case = losses.make(150, 160, WIDE)
@@ -243,6 +251,7 @@ def test_graph_capture(device, fused, npu_capture, options):
         assert torch.equal(replayed, eager)
 
 
+@pytest.mark.uncollected("needs a GPU of sm_90", lambda place: place != "cuda")
 def test_nothing_waits_for_the_device(device, fused, npu_no_waits):
     case = losses.make(150, 160, WIDE)
     leaves = [losses.leaf(case.x, device.torch), losses.leaf(case.weight, device.torch)]

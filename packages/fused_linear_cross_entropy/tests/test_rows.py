@@ -127,6 +127,7 @@ def check_join(ranks, tokens, place):
     assert whole[:, :3].isnan().all() and whole[:, 3 + tokens :].isnan().all()
 
 
+@pytest.mark.uncollected("the definition is what runs on a CPU", lambda place: place == "cpu")
 @pytest.mark.parametrize(("ranks", "tokens"), [(1, 37), (2, 0), (2, 1030), (3, 5001), (8, 65)])
 def test_statistics_of_ranks_become_those_of_all_columns(device, ranks, tokens):
     if device_for(device.torch) is None:
@@ -134,6 +135,7 @@ def test_statistics_of_ranks_become_those_of_all_columns(device, ranks, tokens):
     check_join(ranks, tokens, device.torch)
 
 
+@pytest.mark.uncollected("the definition is what runs on a CPU", lambda place: place == "cpu")
 @pytest.mark.few(4)
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_give_what_the_definition_gives(device, name):

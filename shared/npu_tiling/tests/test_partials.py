@@ -31,6 +31,7 @@ def test_a_single_row_has_one_buffer_on_ascend():
     assert choose_sum(512, B4).options == {}
 
 
+@pytest.mark.uncollected("plain PyTorch has no launch", lambda place: place == "cpu")
 @pytest.mark.parametrize(("count", "width"), [(1, 1), (3, 100), (40, 512), (41, 4097)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_sum_is_rounded_once(npu_place, count, width, dtype):
