@@ -1,8 +1,8 @@
-"""What one direction of an operator is given and returns: a record, and all that is derived from its fields.
+"""The record of an operator's call, and what follows from its fields: the schema, the fake function and the key.
 
 A record is a NamedTuple: first its tensors (`Tensor`, `Tensor | None`), then its options (float, int, bool, str, dtype). Its
-method `results` gives an `Empty` for the name of each result, or None for what is not asked for. It reads shapes and dtypes
-alone: it serves tensors with and without data, and the slots of a plan.
+method `results` maps the name of each result to an `Empty`, or to None where the call does not ask for it. `results` reads
+nothing but shapes and dtypes. So the fields of a record may be tensors, tensors without data, or the slots of a plan.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-_TYPES = {  # in PyTorch's schemas
+_TYPES = {  # as PyTorch's schemas spell them
     Tensor: "Tensor",
     Tensor | None: "Tensor?",
     float: "float",
@@ -24,14 +24,14 @@ _TYPES = {  # in PyTorch's schemas
     torch.dtype: "ScalarType",
 }
 _TENSORS = (Tensor, Tensor | None)
-# 1, 1.0 and True are equal, and so are 0.0 and -0.0: calls with equal keys get equal options.
+# Options are cast to their fields' types. 0.0 equals -0.0, so their keys are equal too: adding 0.0 turns -0.0 into 0.0.
 _CASTS: dict[Any, Callable[[Any], Any]] = {float: lambda value: float(value) + 0.0, bool: bool}
-PLAIN = frozenset((Tensor, Parameter))
-ALIGNMENT = 16  # bytes: for other addresses Triton compiles other kernels
+PLAIN = frozenset((Tensor, Parameter))  # types without a `__torch_dispatch__` or `__torch_function__` of their own
+ALIGNMENT = 16  # bytes: Triton compiles another kernel for a pointer that is no multiple of this
 
 
 class Empty(NamedTuple):
-    """Memory of a result, without its device: contiguous or, `last_outermost`, contiguous with the last dimension first."""
+    """Shape, strides and dtype of memory to allocate. It is contiguous; `last_outermost`: with its last dimension first."""
 
     shape: Sequence[int]
     dtype: torch.dtype
@@ -39,14 +39,14 @@ class Empty(NamedTuple):
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """In elements."""
+        """Strides in elements."""
         sizes = [self.shape[-1], *self.shape[:-1]] if self.last_outermost else [*self.shape]
         strides = contiguous_strides(sizes)
         return (*strides[1:], strides[0]) if self.last_outermost else strides
 
 
 def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
-    """As PyTorch has them: a dimension without elements counts as one. Sizes may be unknown to a compiler."""
+    """Strides of a contiguous tensor, as PyTorch has them: a size of 0 counts as 1. Sizes may be torch.compile's symbols."""
     strides = [1] * len(sizes)
     for i in range(len(sizes) - 1, 0, -1):
         strides[i - 1] = strides[i] * (max(1, sizes[i]) if isinstance(sizes[i], int) else sizes[i])
@@ -54,15 +54,15 @@ def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 class Signature:
-    """What is derived from a record.
+    """What follows from a record type.
 
     Attributes:
-        name: the operator's.
-        schema: as PyTorch asks for it.
-        fixed: options that the operator does not take, and what they are.
-        tensors, options: names of the fields that it takes.
-        results: names of what is returned.
-        key: a function of the operator's arguments. What it returns is equal for calls that do the same; see `_key`.
+        name: the operator's name.
+        schema: the operator's schema, for PyTorch.
+        fixed: fields of the record that are no arguments of the operator, with their values.
+        tensors, options: names of the other fields, which are the operator's arguments.
+        results: names of the operator's results.
+        key: a function of the operator's arguments. Calls with equal keys have the same plan on a chip; see `_key`.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Signature:
         writes: Sequence[str] = (),
         fixed: Mapping[str, Any] | None = None,
     ) -> None:
-        """`results`: names; `writes`: tensors that it writes to; `fixed`: options that it does not take."""
+        """`results`: names of the results; `writes`: names of the tensors that are written to; `fixed`: as the attribute."""
         self.name, self.fixed, self._record = name, dict(fixed or {}), record
         kinds = {field: kind for field, kind in get_type_hints(record).items() if field not in self.fixed}
         self.tensors = [field for field, kind in kinds.items() if kind in _TENSORS]
@@ -87,14 +87,14 @@ class Signature:
         self.key = _key(kinds)
 
     def call(self, arguments: Sequence[Any]) -> Any:
-        """The record of a call from the operator's arguments."""
+        """The record made of the operator's arguments and the fixed fields."""
         values = dict(zip((*self.tensors, *self.options), arguments, strict=True)) | self.fixed
         for field, cast in self._casts.items():
             values[field] = cast(values[field])
         return self._record(**values)
 
     def arguments(self, call: Any) -> tuple[Any, ...]:
-        """The operator's arguments from the record of a call."""
+        """The operator's arguments: the fields of a record that are not fixed."""
         return tuple(value for field, value in zip(call._fields, call, strict=True) if field not in self.fixed)
 
     def fake(self, *arguments: Any) -> tuple[Tensor | None, ...]:
@@ -105,7 +105,7 @@ class Signature:
 
 
 def device_of(call: Any) -> torch.device:
-    """That of the first tensor."""
+    """The device of the first tensor of a record, or of a sequence that begins with tensors."""
     return next(each.device for each in call if each is not None)
 
 
@@ -116,13 +116,14 @@ def _without_data(result: Empty | None, device: torch.device) -> Tensor | None:
 
 
 def _key(kinds: Mapping[str, Any]) -> Callable[..., tuple[Any, ...] | None]:
-    """The function `key` of a record, written once for its fields: a loop over fields takes twice as long.
+    """Makes the function `key` from text, a line for each field: a loop over the fields takes twice as long.
 
-    A key has shape, strides (True for contiguous ones), dtype and device of each tensor, and each option with its type. Its
-    last two entries: whether all tensors are aligned, and whether they are plain ones, for which PyTorch's dispatcher does
-    nothing. None stands for tensors without an address, as transforms have them.
+    A key has the device of the first tensor, then of each tensor shape, strides (True where it is contiguous), dtype and
+    device index, and of each option value and type. Its last two entries say whether all addresses are aligned, and whether
+    all tensors are plain: PyTorch's dispatcher has nothing to do for them. The function returns None where a tensor has no
+    address, as inside a transform of torch.func.
     """
-    first = next(field for field, kind in kinds.items() if kind is Tensor)  # its device in full, indices of the others'
+    first = next(field for field, kind in kinds.items() if kind is Tensor)
     lines, entries, plain = ["bits = 0"], [f"{first}.device"], [f"not {first}.is_meta"]
     for field, kind in kinds.items():
         if kind not in _TENSORS:

@@ -1,4 +1,4 @@
-"""One operator of PyTorch that is a record and a plan: registered, called, and called again without a decision."""
+"""An operator of PyTorch made of a record and a plan: it is registered, and an equal call runs the plan of the first."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _MOST_KEYS = 1024
 
 
 class Operator:
-    """An operator whose calls are plans.
+    """An operator whose calls run plans; where tensors have no chip with kernels, the reference computes them.
 
-    A plan is written for the first call of a key and runs step by step. Once all of its kernels are called without Triton's
-    JIT, it is made a function, which equal calls run. Under `use_device`, `plain_pytorch` or a dispatch mode of PyTorch and
-    while launches are listed, plans run step by step.
+    The first call with a key writes a plan, which runs step by step. Once all of its kernels can be called without Triton's
+    JIT, the plan becomes a Python function, which later calls with that key run. They run the steps again under `use_device`
+    and under a dispatch mode of PyTorch, while launches are listed, and whenever the function returns None.
 
     Attributes:
-        signature: schema, fake function and key, from the record.
+        signature: schema, fake function and key, derived from the record.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class Operator:
 
         Args:
             library: the package's operators.
-            name: the operator's.
-            record: of its arguments; see calls.py.
-            results: names of what it returns, keys of the record's `results`.
-            plan: writes the steps of a call, a record of slots, and returns the slots of its results.
-            reference: computes a call, a record of tensors, where there are no kernels.
-            writes: tensors that it writes to.
-            fixed: fields of the record that are no arguments, and what they are.
+            name: the operator's name.
+            record: the type of its records; see calls.py.
+            results: names of its results, which are keys of the record's `results`.
+            plan: takes a plan and a record of slots, adds the steps of the call, and returns the slots of the results.
+            reference: takes a record of tensors and returns the results, where there are no kernels.
+            writes: names of the tensors that it writes to.
+            fixed: fields of the record that are no arguments of the operator, with their values.
             forward_mode: whether PyTorch can differentiate what `reference` does.
         """
         self.signature = Signature(name, record, results, writes=writes, fixed=fixed)
@@ -63,13 +63,13 @@ class Operator:
         self._record: Callable[..., Any] = _record_nothing
         self._plans: dict[Hashable, Plan] = {}  # by key and chip
         self._functions: dict[Hashable, Callable[..., Any]] = {}  # by key
-        self._approved: set[Hashable] = set()  # checks and keys
+        self._approved: set[Hashable] = set()  # pairs of a check and the key of a call that passed it
         library.define(self.signature.schema, self.run, self.signature.fake, forward_mode=forward_mode, repeats=False)
 
     def autograd(self, record: Callable[..., Any]) -> None:
-        """Set what autograd records of a call with a tensor that needs a gradient: mostly `apply` of a `Function`.
+        """Set what runs where a tensor needs a gradient: mostly `apply` of a `Function`.
 
-        `record` takes `run`, which is the operator without its gradient, and the operator's arguments.
+        `record` takes `run`, the operator without its gradient, and the operator's arguments. It returns the results.
         """
 
         def record_if_needed(run: Callable[..., Any], *arguments: Any) -> Any:
@@ -79,18 +79,18 @@ class Operator:
         self._library.autograd(self.signature.name, record_if_needed)
 
     def gradient(self) -> None:
-        """Say that the operator is a gradient, which has none itself."""
+        """Say that the operator computes a gradient: to differentiate it again is an error."""
         self._library.gradient(self.signature.name)
 
     def again(self, check: Hashable, call: Any) -> Any:
-        """The results of a call that equals one which `check` approved of; None: it has to be checked and called."""
+        """The results, if an equal call has passed `check`; None: the caller has to check the arguments and call."""
         if not is_unobserved() or recording.active is not None or is_overridden():
             return None
         try:
             key = self._key(*call)
             if (check, key) not in self._approved:
                 return None
-        except (AttributeError, TypeError):  # arguments of a kind that no check approves of
+        except (AttributeError, TypeError):  # an argument of a wrong type: the check will say so
             return None
         if torch.is_grad_enabled() and needs_gradient(call[: self._n_tensors]):
             return self._record(self.run, *call)
@@ -98,7 +98,7 @@ class Operator:
         return (None if run is None else run(*call)) or self._by_steps(key, call, may_compile=True)
 
     def __call__(self, call: Any, check: Hashable = None) -> Any:
-        """The results of a call. `check`: what approved of it; `again` does not ask it about equal calls."""
+        """The results of a call. `check`: what the call has passed; `again` then accepts equal calls without it."""
         arguments = self.signature.arguments(call) if self.signature.fixed else call
         if not is_unobserved():
             return self._library(self.signature.name, *arguments)
@@ -118,7 +118,7 @@ class Operator:
         return results
 
     def run(self, *arguments: Any) -> Any:
-        """The operator's implementation: below autograd, for tensors of any device."""
+        """The operator's implementation, which PyTorch's dispatcher calls below autograd, for tensors of any device."""
         if recording.active is not None or is_overridden() or torch._C._len_torch_dispatch_stack():
             return self._by_steps(None, arguments, may_compile=False)
         key = self._key(*arguments) if self._functions else None
@@ -130,12 +130,12 @@ class Operator:
         return self._library.below_autograd(self.signature.name, *self.signature.arguments(call))
 
     def plan(self, call: Any, chip: Device, *, tiles: Mapping[str, Any] | None = None) -> Plan:
-        """What a call does on a chip, without doing it. Tensors may be on the meta device.
+        """The plan of a call on a chip; nothing runs. Tensors may be on the meta device.
 
         Args:
             call: a record.
-            chip: where.
-            tiles: tilings by the name of their decision, in place of those that tables choose.
+            chip: the chip to plan for.
+            tiles: tilings by the name of their decision, which take the place of those that tables choose.
         """
         return self._plan(call, chip, tiles or {}, fallback._replaced)
 
@@ -146,17 +146,18 @@ class Operator:
         return plan
 
     def _by_steps(self, key: Any, arguments: Sequence[Any], *, may_compile: bool) -> Any:
+        """The results, from the reference or from the plan's steps. `may_compile`: it may make a function of the plan."""
         call = self.signature.call(arguments)
         chip = device_for(device_of(call))
         if chip is None:
             return self._reference(call)
-        key = key or self._key(*arguments)  # no earlier: tensors of a transform have no address
+        key = key or self._key(*arguments)  # no earlier: the reference needs none
         plan = self._plans.get((key, chip))
-        if plan is None or plan.replaced is not fallback._replaced:
+        if plan is None or plan.replaced is not fallback._replaced:  # a test may begin without refused tilings
             plan = self.plan(call, chip)
         tensors = call[: self._n_tensors]
         results, plan = run_plan(plan, tensors, functools.partial(self._plan, call, chip, {}))
-        if key is not None and plan.replaced is fallback._replaced:
+        if key is not None and plan.replaced is fallback._replaced:  # else it is an explanation's, with refused tilings
             self._keep(key, chip, plan)
             if may_compile and key[-2]:
                 self._compile(key, plan, tensors, len(arguments))
@@ -169,7 +170,7 @@ class Operator:
         self._plans[key, chip] = plan
 
     def _compile(self, key: Hashable, plan: Plan, tensors: Sequence[Tensor | None], n_arguments: int) -> None:
-        """Makes a plan a function once it has run when all of its kernels could be called without Triton's JIT."""
+        """Notes after a run that no kernel needs Triton's JIT any more; after the next run, makes a function of the plan."""
         if plan.is_direct:
             function = compile_plan(plan, tensors, n_arguments)
             if function is not None:
@@ -179,4 +180,5 @@ class Operator:
 
 
 def _record_nothing(run: Callable[..., Any], *arguments: Any) -> Any:
+    """What runs until `autograd` sets something else."""
     return run(*arguments)

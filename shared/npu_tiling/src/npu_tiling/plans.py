@@ -1,8 +1,8 @@
-"""What a call does on a chip, as data: a `Plan` has the call's steps in order, and no step knows a tensor.
+"""What a call does on a chip, as data: a `Plan` lists the call's steps in order. Steps refer to slots, and not to tensors.
 
-There are four kinds of step: `New` (memory), `View` (another look at memory), `Launch` (a kernel) and `Torch` (a function
-that is PyTorch's or calls PyTorch: a copy, a product, a collective). An operator writes a plan once for calls of one key.
-`run_plan` does what it says, `compile_plan` makes one Python function of it, and explanations and tests read it.
+There are four kinds of step: `New` allocates memory, `View` gives memory another shape, `Launch` launches a kernel, and
+`Torch` calls a function in PyTorch (a copy, a product, a collective). An operator writes a plan once for all calls with one
+key. `run_plan` runs its steps, `compile_plan` makes one Python function of them, and tests read them.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from .pytorch.rows import is_contiguous
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A tensor of a plan: it has a shape and no memory.
+    """Stands for a tensor in a plan: shape, strides and dtype, without memory.
 
     Attributes:
-        number: 0 to n - 1 are the call's tensors, the others are made by steps.
-        base: the number of the slot whose memory it has; its own, unless it is a view.
-        start: elements from the first one of the base.
+        number: 0 to n - 1 for the n tensors of the call (None has a number too); steps make the others.
+        base: the number of the slot that owns the memory: another one for a view, else its own.
+        start: the distance, in elements, from the base's first element to this slot's.
     """
 
     number: int
@@ -56,18 +56,13 @@ class Slot:
     def is_contiguous(self) -> bool:
         return is_contiguous(self.shape, self.strides)
 
-    @property
-    def nbytes(self) -> int:
-        return self.numel() * self.dtype.itemsize
-
 
 class Asked(NamedTuple):
-    """The line that asked for a step.
+    """The line of code that added a step to a plan.
 
     Attributes:
-        module: full name of its module.
-        file, function: where it stands.
-        line: its number.
+        module: the full name of the line's module.
+        file, function, line: the file, the function and the number of the line.
     """
 
     module: str
@@ -89,14 +84,19 @@ class New(NamedTuple):
 
 
 class View(NamedTuple):
-    """Look at the memory of another slot."""
+    """Make a slot that shares another slot's memory."""
 
     slot: Slot
     asked: Asked
 
 
 class Torch(NamedTuple):
-    """Call function(*arguments), of slots and constants; what it makes is a slot. `writes`: those it writes to."""
+    """Call `function` with slots and constants.
+
+    Attributes:
+        made: the slot of what the function returns; None: its result is not used.
+        writes: those of its arguments that it writes to.
+    """
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -107,13 +107,13 @@ class Torch(NamedTuple):
 
 @dataclass(frozen=True)
 class Decision:
-    """A tiling that was chosen for launches.
+    """A tiling that was chosen for one or more launches.
 
     Attributes:
-        name: for people.
-        spec: the tiling, with its constants.
-        smaller: from a tiling to the one that takes its place where it is refused, or None.
-        first_step: where the steps that depend on it begin.
+        name: names the decision in `Plan.tiles` and `Plan.replaced`, in warnings and in errors.
+        spec: the tiling, its constants and its compiler options.
+        smaller: maps a tiling that a compiler refuses to the next one to try, or to None.
+        first_step: the number of the first step that depends on the decision.
     """
 
     name: str
@@ -130,11 +130,12 @@ class Launch(NamedTuple):
     """Launch a kernel.
 
     Attributes:
-        kernels, module, kernel: the kernel: of a package, in a module, with that name.
-        decision: what chose its tiling.
+        kernels, module, kernel: a package's kernels, the module in the package, and the kernel's name.
+        decision: its tiling.
         grid: number of programs.
-        reads, writes: slots by the kernel's parameter; None: the call has no such tensor.
-        slots, numbers: all of them in the kernel's order, and the numbers that follow.
+        reads, writes: slots by the name of the kernel's parameter; None: the call has no such tensor.
+        slots, numbers: the kernel's arguments in its order: all slots, then the numbers.
+        asked: the line of code that added the step.
     """
 
     kernels: Kernels
@@ -159,16 +160,17 @@ Step = New | View | Torch | Launch
 
 @dataclass
 class Plan:
-    """The steps of a call. Functions of an operator write them, by the methods below.
+    """The steps of a call. An operator's functions add them with the methods below.
 
     Attributes:
-        chip: where it runs.
-        tiles: tilings by the name of their decision, in place of those that tables choose.
-        replaced: tilings that were refused, by decision and tiling, and what takes their place.
+        chip: the chip that it is for.
+        tiles: tilings by the name of their decision, which take the place of those that tables choose.
+        replaced: from a decision's name and a refused tiling to the tiling that takes its place.
         arguments: slots of the call's tensors, None for None.
-        steps, results: what was written.
-        decisions: the latest of each name.
-        is_direct: whether all of its kernels can be called without Triton's JIT, as far as is known.
+        steps: in the order in which they run.
+        results: slots of the call's results, None for what is not asked for.
+        decisions: the latest decision of each name.
+        is_direct: whether all of its kernels can be called without Triton's JIT; False until an `Operator` has looked.
     """
 
     chip: Device
@@ -183,7 +185,7 @@ class Plan:
     _overwritten: set[int] = field(default_factory=set)  # arguments that a step has written to
 
     def argument(self, tensor: Any) -> Slot | None:
-        """The slot of a tensor that the call is given."""
+        """Adds the slot of one of the call's tensors, None for None."""
         number, slot = next(self._numbers), None
         if tensor is not None:
             slot = Slot(number, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, number)
@@ -191,7 +193,7 @@ class Plan:
         return slot
 
     def new(self, like: Empty | None) -> Any:
-        """Memory; None for None."""
+        """Allocate memory; None for None."""
         if like is None:
             return None
         slot = self._slot(like)
@@ -199,14 +201,14 @@ class Plan:
         return slot
 
     def view(self, of: Any, shape: Sequence[int], strides: Sequence[int], start: int = 0) -> Any:
-        """The memory of a slot with another shape, `start` elements after its first one."""
+        """A slot in the memory of `of` with another shape. It begins `start` elements after the first element of `of`."""
         number = next(self._numbers)
         slot = replace(of, number=number, shape=tuple(shape), strides=tuple(strides), start=of.start + start)
         self.steps.append(View(slot, _asked()))
         return slot
 
     def torch(self, function: Any, *arguments: Any, makes: Empty | None = None, writes: Sequence[Slot] = ()) -> Any:
-        """Call function(*arguments). What it `makes` is returned; what it `writes` to is among the arguments."""
+        """Call function(*arguments). `writes`: those arguments that it writes to. Returns a slot for what it `makes`."""
         self._order([each for each in arguments if type(each) is Slot], writes)
         made = None if makes is None else self._slot(makes)
         self.steps.append(Torch(function, arguments, made, tuple(writes), _asked()))
@@ -219,9 +221,14 @@ class Plan:
         return self.torch(torch.Tensor.contiguous, slot, makes=Empty(slot.shape, slot.dtype))
 
     def choose(self, decision: str, tiling: Any, smaller: Callable[[Any], Any] = lambda _: None) -> Any:
-        """The tiling of a decision: that of its table, one that the caller set, or what a compiler's refusal left.
+        """The tiling of a decision: `tiling`, or the caller's in `tiles`, or what takes its place if that was refused.
 
-        What follows in the plan is written again where a launch of this decision is refused.
+        Where a compiler refuses a launch of this decision, the steps from here on are planned again.
+
+        Args:
+            decision: its name; `launch` takes it too.
+            tiling: what the tables chose.
+            smaller: maps a refused tiling to the next one to try, or to None.
         """
         tiling = self.tiles.get(decision, tiling)
         while self.replaced and (decision, tiling) in self.replaced:
@@ -243,13 +250,13 @@ class Plan:
 
         Args:
             kernel: a `@triton.jit` function.
-            decision: its name, as `choose` was given it.
+            decision: the name that `choose` was given.
             grid: number of programs.
-            reads, writes: tensors by the kernel's parameter.
-            sizes: its numbers by parameter.
+            reads, writes: slots by the name of the kernel's parameter.
+            sizes: numbers by the name of the kernel's parameter.
 
         Raises:
-            TypeError: the kernel has other parameters.
+            TypeError: these names and the tiling's constants are not the kernel's parameters.
         """
         chosen = self.decisions[decision]
         module, name, parameters, constants = signature_of(kernel)
@@ -261,13 +268,13 @@ class Plan:
         self._order([each for each in reads.values() if each], [each for each in writes.values() if each])
         slots = tuple([tensors[each] for each in parameters if each in tensors])
         numbers = tuple([sizes[each] for each in parameters if each in sizes])
-        kernels, place = kernels_of(module)
-        self.steps.append(Launch(kernels, place, name, chosen, grid, reads, writes, slots, numbers, _asked()))
+        kernels, module_in_package = kernels_of(module)
+        self.steps.append(Launch(kernels, module_in_package, name, chosen, grid, reads, writes, slots, numbers, _asked()))
 
     def last_uses(self, *, by_address: bool = False) -> list[list[int]]:
-        """For each step the slots that no later step uses, whose memory ends with it.
+        """For each step the numbers of the slots that no later step uses: their tensors can be freed after the step.
 
-        `by_address`: launches reach a view through the slot whose memory it has, and need no view.
+        `by_address`: a launch takes addresses, and computes that of a view from the view's base.
         """
         alive = {slot.number for slot in (*self.results, *self.arguments) if slot is not None}
         found: list[list[int]] = []
@@ -279,7 +286,7 @@ class Plan:
                 used |= set() if step.made is None or step.made.number in alive else {step.made.number}
             elif step.slot.number in alive:
                 used = {step.slot.base} if type(step) is View else set()
-            else:  # nothing uses it
+            else:  # memory or a view that no later step uses
                 used = {step.slot.number}
             found.append(sorted(used - alive))
             alive |= used
@@ -290,7 +297,7 @@ class Plan:
         return Slot(number, tuple(like.shape), like.strides, like.dtype, number)
 
     def _order(self, reads: Sequence[Slot], writes: Sequence[Slot]) -> None:
-        """An argument that is written to is not read any more: a step that reads it would have to come first."""
+        """Asserts that no step reads an argument of the call after a step has written to it."""
         if self._overwritten:
             late = [slot for slot in reads if slot.base in self._overwritten]
             assert not late, f"a step reads an argument after it was written to: {late}"
@@ -299,7 +306,7 @@ class Plan:
 
 @functools.cache
 def signature_of(kernel: Any) -> tuple[str, str, tuple[str, ...], tuple[str, ...]]:
-    """A kernel's module and name, its parameters, and those that are `tl.constexpr`."""
+    """A kernel's module and name, its parameters that are not `tl.constexpr`, and those that are."""
     function = getattr(kernel, "fn", kernel)
     of = inspect.signature(function).parameters.values()
     constant = [each.name for each in of if each.annotation is not inspect.Parameter.empty]
@@ -307,8 +314,9 @@ def signature_of(kernel: Any) -> tuple[str, str, tuple[str, ...], tuple[str, ...
 
 
 def _asked() -> Asked:
+    """The line outside this module that called a method of `Plan`."""
     frame = sys._getframe(2)
-    while frame.f_code.co_filename == __file__ and frame.f_back is not None:  # `contiguous` asks for a copy
+    while frame.f_code.co_filename == __file__ and frame.f_back is not None:  # `contiguous` calls `torch`
         frame = frame.f_back
     code = frame.f_code
     return Asked(frame.f_globals["__name__"], code.co_filename, code.co_name, frame.f_lineno)
@@ -317,12 +325,15 @@ def _asked() -> Asked:
 def run_plan(
     plan: Plan, tensors: Sequence[Tensor | None], again: Callable[[Mapping[Any, Any]], Plan]
 ) -> tuple[tuple[Any, ...], Plan]:
-    """The results of a call with these tensors, step by step, and the plan that ran.
+    """Runs a plan step by step. Returns the results, and the plan that ran: another one if a compiler refused a tiling.
 
-    That is another one where a tile was refused. `again` writes the plan of the call anew, with tilings that were replaced.
+    Args:
+        plan: the plan of the call.
+        tensors: the call's, None for None.
+        again: plans the call again, with these `Plan.replaced`.
     """
     refused = () if recording.active is None else recording.active.refused
-    if refused:  # an explanation asks what would run
+    if refused:  # an explanation asks what would run if these tilings were refused
         made = [step.decision for step in plan.steps if isinstance(step, Launch)]
         replaced = {(e.name, e.tiling): e.smaller(e.tiling) for e in made if (e.name, e.tiling) in refused}
         plan = again(replaced) if replaced else plan
@@ -334,7 +345,7 @@ def run_plan(
             try:
                 _launch(step, [None if slot is None else memory[slot.number] for slot in step.slots])
             except Exception as error:
-                plan, i = _next_row(plan, step, i, error, again)
+                plan, i = _with_smaller_tiling(plan, step, i, error, again)
                 ends = plan.last_uses()
                 continue
         elif type(step) is New:
@@ -364,38 +375,46 @@ def _launch(step: Launch, tensors: Sequence[Tensor | None]) -> None:
     step.kernels.launch(step.module, step.kernel, step.spec, step.grid, tensors, step.numbers)
 
 
-def _next_row(
+def _with_smaller_tiling(
     plan: Plan, step: Launch, i: int, error: Exception, again: Callable[[Mapping[Any, Any]], Plan]
 ) -> tuple[Plan, int]:
-    """The plan with the tiling that follows a refused one, and the step to go on with; the memory before it stays."""
+    """The plan with the next smaller tiling for a refused launch, and the number of the step to go on with.
+
+    That is the first step that depends on the decision: what earlier steps made stays.
+
+    Raises:
+        UnifiedBufferError, GPUResourcesError: there is no smaller tiling. Any error that is no refusal is raised again.
+    """
     refused, decision, tiling = fallback.refusal(error), step.decision, step.decision.tiling
     if refused is None:
         raise error
     following = decision.smaller(tiling)
     if following is None:
-        raise refused.error(f"{decision.name}: not even its smallest tile runs: {tiling} {refused.reason}.") from error
+        raise refused.without_smaller(decision.name, tiling) from error
     warnings.warn(f"{decision.name}: {tiling} {refused.reason}; using {following} instead.", RuntimeWarning, stacklevel=2)
     fallback._replaced[decision.name, tiling] = following
     after, first = again(fallback._replaced), decision.first_step
     done = plan.steps[first:i]
     asked = [[step.asked for step in each.steps[:first]] for each in (plan, after)]
     assert asked[0] == asked[1], "steps before a decision do not depend on it"
-    assert not any(_writes_argument(plan, each) for each in done), "what was written to cannot be read again"
+    assert not any(_writes_argument(plan, each) for each in done), "a step that would run again wrote to an argument"
     return after, first
 
 
 def _writes_argument(plan: Plan, step: Step) -> bool:
+    """Whether a step writes to the memory of one of the call's tensors."""
     written = step.writes.values() if type(step) is Launch else step.writes if type(step) is Torch else ()
     return any(slot is not None and slot.base < len(plan.arguments) for slot in written)
 
 
 def compile_plan(plan: Plan, tensors: Sequence[Tensor | None], n_arguments: int) -> Callable[..., Any] | None:
-    """A Python function of an operator's arguments that does what a plan says, and decides nothing.
+    """Makes a Python function of an operator's arguments that runs a plan's steps without any decision.
 
-    It returns None, and does nothing, while the tensors' device is not the current one or a profiler watches launches.
+    The function returns the results. While the tensors' device is not the current one, or a profiler watches launches, it
+    does nothing and returns None.
 
     Returns:
-        The function; None where a kernel of the plan goes through Triton's JIT, or tensors lie on several devices.
+        The function; None where a kernel of the plan needs Triton's JIT, or tensors lie on several devices.
     """
     given = [tensor for tensor in tensors if tensor is not None]
     device = given[0].device
@@ -411,6 +430,7 @@ def is_direct(plan: Plan, device: torch.device) -> bool:
 
 
 def _direct_call(step: Launch, device: torch.device) -> Any:
+    """How to call the compiled kernel, and who watches launches; None where the launch needs Triton's JIT."""
     if any(slot is not None and slot.start * slot.dtype.itemsize % ALIGNMENT for slot in step.slots):
         return None
     dtypes = [None if slot is None else slot.dtype for slot in step.slots]
@@ -418,9 +438,10 @@ def _direct_call(step: Launch, device: torch.device) -> Any:
 
 
 class _Writer:
-    """Writes a plan as a function in Python.
+    """Writes a plan as the text of a function in Python.
 
-    Everything that the function needs is a parameter of the text, sizes too: plans of one structure share a text.
+    The text has names for all constants (c0, c1, ...), sizes too: plans with the same steps share a text. In it t0, t1, ...
+    are tensors by the number of their slot, and o0, o1, ... the operator's options, which it does not read.
     """
 
     def __init__(self, plan: Plan, device: torch.device, n_arguments: int) -> None:
@@ -429,7 +450,7 @@ class _Writer:
         self._by_address = device.type == "cuda"  # Triton's launcher takes addresses, that of triton-ascend tensors
 
     def function(self, calls: Iterator[Any]) -> Callable[..., Any]:
-        """The function that launches by `calls`, a DirectCall and what watches it for each launch of the plan."""
+        """The function. `calls` gives a DirectCall and its watchers for each launch of the plan, in order."""
         lines: list[str] = []
         watchers: dict[int, Any] = {}
         index, empty = self._name(self._device.index), self._name(_allocator(self._device))
@@ -464,10 +485,12 @@ class _Writer:
         return run
 
     def _name(self, value: Any) -> str:
+        """A new name for a constant."""
         self._values.append(value)
         return f"c{len(self._values) - 1}"
 
     def _spell(self, value: Any) -> str:
+        """A slot, None or a constant as the text has it."""
         return f"t{value.number}" if type(value) is Slot else "None" if value is None else self._name(value)
 
     def _address(self, slot: Slot | None) -> str:
@@ -484,6 +507,7 @@ class _Writer:
 
 @functools.lru_cache(maxsize=4096)
 def _maker(text: str) -> Callable[..., Any]:
+    """The function `make` of a text: it takes the constants and returns the function of a plan."""
     scope: dict[str, Any] = {}
     exec(text, scope)
     make: Callable[..., Any] = scope["make"]
@@ -491,11 +515,11 @@ def _maker(text: str) -> Callable[..., Any]:
 
 
 def _allocator(device: torch.device) -> Callable[..., Tensor]:
-    """empty(sizes, strides, dtype) on the current device: where there is one, that of the code which Inductor generates."""
+    """empty(sizes, strides, dtype) on the current device: the fast one that Inductor's code calls, where PyTorch has it."""
     fast = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
     return fast or functools.partial(empty_strided, device=device)
 
 
 def empty_strided(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory of a step `New`."""
+    """Allocates the memory of a step `New`."""
     return torch.empty_strided(sizes, strides, dtype=dtype, device=device)
