@@ -1,10 +1,10 @@
-"""What users call: arguments checked, DTensors taken to each rank's part, and the operators called.
+"""The public functions. Each checks its arguments and calls an operator; of DTensors with this rank's part.
 
-An equal call is not checked again: its record, and the check that approved of it, are all that a plan needs.
+A call with a key that has passed the same check before is not checked again (`Operator.again`).
 
-The norm of DTensors: tokens may be split in any way, a row may not; weight and bias are whole on every rank. Nothing is
-sent. The gradient of the weight is, on each rank, the sum over its own tokens: `Partial`, as from torch's norms. Where x
-[..., H, D] is split along its heads, a weight [H, D] is split as they are, and so is its gradient.
+DTensors: x may be split along any dimension but the last. Weight and bias are whole on every rank. Ranks exchange nothing.
+Each rank sums the gradient of the weight over its own tokens: it is `Partial`, as from torch's norms. Where x [..., H, D] is
+split along its heads, a weight [H, D] is split in the same way, and so is its gradient.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class DynamicQuant(NamedTuple):
     """What `rms_norm_dynamic_quant` returns.
 
     Attributes:
-        y: the result in steps of its row's scale.
-        scale: of each row.
+        y: the result as multiples of its row's scale.
+        scale: one number for each row.
     """
 
     y: Tensor
@@ -90,9 +90,9 @@ class AddedDynamicQuant(NamedTuple):
     """What `add_rms_norm_dynamic_quant` returns.
 
     Attributes:
-        y: the normalised sum in steps of its row's scale.
+        y: the normalised sum as multiples of its row's scale.
         residual: the sum, in the residual's dtype.
-        scale: of each row.
+        scale: one number for each row.
     """
 
     y: Tensor
@@ -116,7 +116,7 @@ class QKV(NamedTuple):
 
 
 class Options(TypedDict, total=False):
-    """Of the public functions, whether or not they return fp32 too; each adds its own."""
+    """Options that every function has which can return fp32 too."""
 
     bias: Tensor | None
     offset: float
@@ -186,14 +186,14 @@ def rms_norm(
         offset: added to the weight: 1.0 for Gemma's zero-centred weights.
         casting_mode: what is rounded to x's dtype on the way (nothing, where x is fp32). "llama": x / rms, before it is
             multiplied by the weight. "gemma": nothing but the result. "none": 1 / rms, offset + weight, bias and x / rms.
-            Before a bias is added, "llama" rounds the product to the weight's dtype, "none" to x's.
+            Before a bias is added to the product with the weight, "llama" rounds it to the weight's dtype, "none" to x's.
         in_place: the backward writes the gradient of x into the memory of the gradient of y, unless that is expanded. Saves
             one tensor of x's size, and is wrong where something else still reads that gradient: another consumer's backward
-            that was handed the same tensor, a hook that keeps it, `retain_grad` on y. No effect
-            where y and x differ in dtype.
-        dtype: of y, torch.float32, torch.bfloat16 or torch.float16; None: x's. Casting modes round to
-            x's dtype in any case.
-        return_fp32: y in fp32 too, for routers, without the rounding to y's dtype (fp64 for fp64 x).
+            that was handed the same tensor, a hook that keeps it, `retain_grad` on y. No effect where y and x differ in
+            dtype.
+        dtype: of y, torch.float32, torch.bfloat16 or torch.float16; None: x's. It does not change what a casting mode rounds
+            on the way, nor to which dtype.
+        return_fp32: return y in fp32 too (fp64 for fp64 x), before it is rounded to its dtype: for routers.
 
     Returns:
         y [..., D], contiguous; with return_fp32 a tuple with names, y and fp32 [..., D].
@@ -402,14 +402,14 @@ def rms_norm_dynamic_quant(
     casting_mode: str = "llama",
     dtype: torch.dtype = torch.int8,
 ) -> DynamicQuant:
-    """`rms_norm` whose result is quantised, each row by its own largest element, in the same pass.
+    """`rms_norm` with a quantised result, in the same pass; each row is scaled by its largest absolute value.
 
         n = rms_norm(x, weight) in fp32        scale = max(abs(n)) / 127        y = round(n * (127 / max(abs(n))))
 
     y * scale differs from n by half a scale at most. The product is rounded to the nearest whole number, half to even;
-    nothing is clipped. Where n / scale is half a whole number, the rounding of the factor 127 / max(abs(n)) decides. For
-    fp8, 448 takes the place of 127, and y is the product in fp8 e4m3: y * scale differs from n by a sixteenth of n at most,
-    where y is a normal number. A row of zeros counts as one whose max(abs(n)) is 1e-30.
+    nothing is clipped. Where n / scale lies halfway between two whole numbers, the rounding of the factor 127 / max(abs(n))
+    decides which one y is. For fp8, 448 takes the place of 127, and y is the product in fp8 e4m3: y * scale differs from n
+    by a sixteenth of n at most, where y is a normal number. A row of zeros counts as one whose max(abs(n)) is 1e-30.
     Where n has NaN or inf, the scale of the row is NaN and y of the row is 0, in fp8 NaN.
 
     There is no gradient: y and scale are constants to autograd, as every integer tensor is. To train, take `rms_norm` and
@@ -557,18 +557,18 @@ Check = Callable[[Forward], tuple[float, float]]
 
 
 def _results(check: Check, call: Forward) -> Any:
-    """What the operator returns: y, the sum, y in fp32, rstd and scale; None of what is not asked for.
+    """The forward operator's results: y, the sum, y in fp32, rstd and scale; None for what the call does not ask for.
 
-    `check` raises for wrong arguments, and returns eps and offset as floats.
+    `check` raises an error for wrong arguments, and returns eps and offset as floats.
     """
     results = operator.FORWARD.again(check, call)
     if results is not None:
         return results
     eps, offset = check(call)
     call = call._replace(eps=eps, offset=offset)
-    tensors = call._asdict()
-    if not is_distributed(call[:5]):
+    if not is_distributed(call[:5]):  # its tensors
         return operator.FORWARD(call, check)
+    tensors = call._asdict()
     rows = {name: tensors[name] for name in ("x", "residual", "gate") if tensors[name] is not None}
     return _on_own_rows(
         lambda **own: operator.FORWARD(call._replace(**own)), rows, {"weight": call.weight, "bias": call.bias}
@@ -576,7 +576,7 @@ def _results(check: Check, call: Forward) -> Any:
 
 
 def _check_norm(call: Forward) -> tuple[float, float]:
-    """What every function has."""
+    """Checks the arguments that all functions have. Returns eps and offset as floats."""
     arguments.rows("x", call.x)
     shapes = (call.x.shape[-1:],) if call.x.dim() == 1 else (call.x.shape[-1:], call.x.shape[-2:])
     arguments.parameter("weight", call.weight, shapes, call.x, "x's", or_none=True)
@@ -645,7 +645,7 @@ def _check_eight_bits(call: Forward) -> None:
 def _on_own_rows(
     run: Callable[..., Any], rows: Mapping[str, Tensor], parameters: Mapping[str, Tensor | None]
 ) -> tuple[Any, ...]:
-    """`run(**rows, **parameters)` on each rank's part; its results are of the rows of the first of `rows`, or None."""
+    """`run(**rows, **parameters)` with this rank's parts; each result is a DTensor split as the first of `rows`, or None."""
     first, x = next(iter(rows.items()))
     shards = Shards({**rows, **parameters})
     placements = shards.rows(first)
@@ -660,7 +660,7 @@ def _on_own_rows(
 
 
 def _parameter(shards: Shards, name: str, tensor: Tensor | None, rows: Sequence[Placement], x: Tensor) -> Any:
-    """This rank's part of a parameter, whose gradient is the sum over the rank's rows."""
+    """This rank's part of a parameter. Its gradient is declared as a sum over this rank's rows alone."""
     if tensor is None:
         return None
     from torch.distributed.tensor import Replicate, Shard

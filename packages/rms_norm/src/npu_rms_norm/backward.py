@@ -1,4 +1,10 @@
-"""The plan of the backward: gradients of rows, and those of parameters, which are sums of the programs' partial sums."""
+"""The plan of the backward: dx and dgate, and dweight and dbias, which are sums of the programs' partial sums.
+
+Launches: one for rows (two for "wide" rows that need dx), and one for each of dweight and dbias, which adds partial sums;
+none where a single program sees all rows and stores the gradient itself (`stores_sums`).
+Memory beside the results: the partial sums, mean(g n) for "wide", the exchanged words for "shared", and copies of tensors
+that kernels cannot read in place.
+"""
 
 from __future__ import annotations
 
@@ -20,33 +26,33 @@ NAME = "rms_norm backward"
 
 
 def backward(p: Plan, call: Backward, into: Slot | None = None) -> tuple[Slot | None, ...]:
-    """dx, dgate, dweight and dbias; None for what is not asked for. dx is written to `into`, which may be dy."""
-    if into is not None and _is_beyond_kernels(p, call, into):
-        return _beside(p, call, into)
+    """dx, dgate, dweight and dbias; None for what is not asked for. `into`: dx is written to this slot, which may be dy."""
+    if into is not None and _needs_copies(p, call, into):
+        return _backward_with_copies(p, call, into)
     wanted = call.results()
     writes_dx = call.need_dx or (call.need_dgate and not call.norm_before_gate)  # where x is gated, dgate follows from dx
     dx = into or p.new(Empty(call.x.shape, call.x.dtype) if writes_dx else None)
-    dgate, *sums = (p.new(wanted[name]) for name in ("dgate", "dweight", "dbias"))
-    parameters = dict(zip(("p_dw", "p_db"), sums, strict=True))
+    dgate, dweight, dbias = (p.new(wanted[name]) for name in ("dgate", "dweight", "dbias"))
+    gradients = {"p_dw": dweight, "p_db": dbias}
     if call.dy.numel():
-        partials = _launch(p, call, dx, dgate, parameters)
-        for name, gradient in parameters.items():
-            if gradient is not None and partials[name] is not gradient:
-                add_partials(p, f"sum of {name}", partials[name], gradient)
+        sums = _launch(p, call, dx, dgate, gradients)
+        for name, gradient in gradients.items():
+            if gradient is not None and sums[name] is not gradient:
+                add_partials(p, f"sum of {name}", sums[name], gradient)
     else:
-        for gradient in filter(None, sums):
+        for gradient in filter(None, gradients.values()):
             p.torch(torch.Tensor.zero_, gradient, writes=[gradient])
-    return dx if call.need_dx else None, dgate, *sums
+    return dx if call.need_dx else None, dgate, dweight, dbias
 
 
 def backward_(p: Plan, call: Backward) -> tuple[Slot | None, ...]:
     """dweight and dbias; dx is written to dy."""
-    into: Any = call.dy  # a slot, as all tensors of a call that is planned
+    into: Any = call.dy  # a plan's record has slots in place of tensors
     return backward(p, call, into)[2:]
 
 
 def add_partials(p: Plan, decision: str, partials: Any, total: Slot) -> None:
-    """Writes the sum of partial sums, fp32 [n, total.numel()], over n to `total`."""
+    """Adds a launch that sums `partials`, fp32 [n, total.numel()], over n into `total`, in a fixed order."""
     tiling = p.choose(decision, choose_sum(total.numel(), p.chip))
     p.launch(
         sum_partials_kernel,
@@ -62,13 +68,13 @@ def _tensors(call: Backward, dx: Slot | None) -> dict[str, Any]:
     return {"dy": call.dy, "dsum": call.dsum, "x": call.x, "gate": call.gate, "dx": dx}
 
 
-def _is_beyond_kernels(p: Plan, call: Backward, into: Slot) -> bool:
-    """Whether kernels cannot follow the rows of `into` with those of the tensors that they read."""
+def _needs_copies(p: Plan, call: Backward, into: Slot) -> bool:
+    """Whether kernels cannot read these tensors and write `into` in place."""
     return bool(call.dy.numel()) and rows_of(call, _tensors(call, into), into, p.chip).copied
 
 
-def _beside(p: Plan, call: Backward, into: Slot) -> tuple[Slot | None, ...]:
-    """The backward for an `into` that kernels cannot follow: it is written where dy is copied, or dx is copied to it."""
+def _backward_with_copies(p: Plan, call: Backward, into: Slot) -> tuple[Slot | None, ...]:
+    """The backward where `_needs_copies`: it copies dy or, where that does not help, computes dx apart and copies it."""
     if into is not call.dy and not call.dy.is_contiguous():
         return backward(p, call._replace(dy=p.contiguous(call.dy)), into)
     dx, *others = backward(p, call)
@@ -79,15 +85,18 @@ def _beside(p: Plan, call: Backward, into: Slot) -> tuple[Slot | None, ...]:
 def _launch(
     p: Plan, call: Backward, dx: Slot | None, dgate: Slot | None, parameters: dict[str, Slot | None]
 ) -> dict[str, Any]:
-    """Launches the kernels of rows. Returns what holds the parameters' gradients, or fp32 partial sums of them."""
+    """Adds the launches that read rows.
+
+    Returns the slots that hold dweight and dbias, by the kernels' parameter: `parameters` itself, or fp32 partial sums.
+    """
     tensors = _tensors(call, dx)
     rows = rows_of(call, tensors, dx, p.chip)
     if rows.copied:
         tensors = {name: p.contiguous(each) for name, each in tensors.items()}
     weight, bias = p.contiguous(call.weight), p.contiguous(call.bias)
     rstd = _by_head(p, call.rstd) if call.has_heads() else p.contiguous(call.rstd)
-    norm = {"p_weight": weight, "p_rstd": rstd}
-    read = {f"p_{name}": each for name, each in tensors.items() if name != "dx"} | norm
+    read = {f"p_{name}": each for name, each in tensors.items() if name != "dx"}
+    read |= {"p_weight": weight, "p_rstd": rstd}
     tiling = p.choose(NAME, rows.tiling, smaller)
     sums = parameters
     if not tiling.stores_sums:  # fp32 [splits, D] or [splits, H D]
@@ -132,7 +141,7 @@ def _launch_wide(p: Plan, rows: Rows, tiling: Any, read: dict[str, Any], written
 
 
 def _launch_shared(p: Plan, rows: Rows, tiling: Any, read: dict[str, Any], written: dict[str, Any]) -> None:
-    """Programs that hold a row together exchange words of 64 bits, zeros at first."""
+    """A launch whose programs hold a row together. They exchange parts of mean(g n) in 64-bit words, zeros at first."""
     words = p.new(Empty((read["p_rstd"].numel() * tiling.share,), torch.int64))
     assert words is not None
     p.torch(torch.Tensor.zero_, words, writes=[words])
@@ -147,8 +156,8 @@ def _launch_shared(p: Plan, rows: Rows, tiling: Any, read: dict[str, Any], writt
 
 
 def _by_head(p: Plan, rstd: Any) -> Slot:
-    """rstd [..., H], copied unless it lies head by head, as the forward makes it."""
-    dense = Empty(rstd.shape, rstd.dtype, last_outermost=True)
+    """rstd [..., H] with its heads outermost in memory, as the forward makes it; else a copy of that form."""
+    wanted = Empty(rstd.shape, rstd.dtype, last_outermost=True)
     order = (rstd.dim() - 1, *range(rstd.dim() - 1))
     shape, strides = (tuple(of[i] for i in order) for of in (rstd.shape, rstd.strides))
     heads_first = Slot(rstd.number, shape, strides, rstd.dtype, rstd.base)
@@ -156,4 +165,4 @@ def _by_head(p: Plan, rstd: Any) -> Slot:
         return rstd
     copy = p.contiguous(p.view(rstd, shape, strides))
     assert copy is not None
-    return p.view(copy, rstd.shape, dense.strides)
+    return p.view(copy, rstd.shape, wanted.strides)

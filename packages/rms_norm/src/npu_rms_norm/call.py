@@ -1,6 +1,6 @@
-"""The records of the operators: what each direction is given and what it returns, and what its casting mode means.
+"""The records of the operators: the arguments and the results of each direction. And the table of casting modes.
 
-PyTorch's schemas, the fake functions and the keys of plans are derived from them (npu_tiling/calls.py).
+From a record npu_tiling/calls.py derives the operator's schema, its fake function and the key of its plans.
 """
 
 from __future__ import annotations
@@ -14,23 +14,25 @@ from npu_tiling.calls import Empty
 from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
 
-# Casting modes: what is rounded on the way, and to which dtype. The definition, tilings and kernels read this table.
+# Casting modes: what is rounded on the way, and to which dtype. reference.py and `Rounding` (shape.py) read this table, and
+# from `Rounding` tilings and kernels have their constants.
 #
-# A new mode is a row of `CASTING_MODES`, and
+# A new mode that rounds what the columns of `Casting` name is a row of `CASTING_MODES`, and
 #
-#     its name in the docstrings of reference.py, `rms_norm` and `gated_rms_norm` (api.py) and `RMSNorm` (module.py), in the
-#     README and in explain.py, whose option lists the modes
-#     its formula in tests/test_reference.py, how often it rounds in `check` of tests/formula.py, what it rounds in
-#     tests/test_final.py (`test_final_modules_round_where_the_mode_says`), and the lists of modes in other tests:
-#     `git grep -n '"gemma"'` finds them
+#     its name in the docstrings of reference.py, of `rms_norm` and `gated_rms_norm` (api.py) and of `RMSNorm` (module.py),
+#     in the README, and in the `Literal` of explain.py's option
+#     its formula in tests/test_reference.py; the number of its roundings in `check` of tests/formula.py; what it rounds in
+#     tests/test_final.py (`test_final_modules_round_where_the_mode_says`); the lists of modes in other tests and in
+#     tools/cuda_calls/rms_norm.py (`git grep -n '"gemma"'` finds them); and the lists of calls that have a row for each
+#     mode, tests/ascend_calls.py and tests/cuda_worker.py. New calls there are new launches in tests/golden_launches.json.xz
 #
-# A mode that rounds something else needs a new column here, in `Rounding` and in the constants of shape.py, where
-# reference.py (`_round`) and formula.py (`round_to`) round, in the signature and the calls of every kernel that
-# `git grep FACTORS` finds, in `NAMES` of explain.py, and in the chips' tiling.py, which read `shape.rounding`.
+# A mode that rounds something else needs a new column as well: here, in `Rounding` and in the constants of shape.py, where
+# reference.py (`_round`) and formula.py (`round_to`) round, in the signature and the calls of every kernel of this package
+# that `git grep -w FACTORS` finds, in `NAMES` of explain.py, and in both tiling.py, which read `shape.rounding`.
 
 
 class To(Enum):
-    """The dtype that a value is rounded to before it is used in fp32 again."""
+    """The dtype that a value is rounded to. Arithmetic goes on in fp32 with the rounded value."""
 
     FP32 = "not rounded"
     X = "x's dtype"
@@ -45,7 +47,8 @@ class Casting:
         normalised: what n = x rstd is rounded to.
         factors: what rstd, offset + weight and the bias are rounded to, all three alike: a mode that rounds the weight alone
             needs a column of its own.
-        weighted: what n (offset + weight) is rounded to before a bias or a gate meets it; without a weight it is n itself.
+        weighted: what n (offset + weight) is rounded to before a bias is added or a gate multiplies it. Without a weight
+            nothing is rounded here.
     """
 
     normalised: To
@@ -76,13 +79,13 @@ class Forward(NamedTuple):
 
     Attributes:
         x: [..., D].
-        residual: is added to x; None: nothing is.
-        gate: of x or of the result; None: there is no gate.
+        residual: is added to x; None: there is no residual.
+        gate: act(gate) multiplies the result or, where norm_before_gate is False, x; None: there is no gate.
         weight, bias: [D] or [H, D].
         eps, offset, casting_mode, activation, norm_before_gate, in_place: as the public functions have them.
-        dtype: of y; of one byte: y is quantised.
-        return_fp32: y in fp32 too.
-        save_rstd: whether a backward will follow.
+        dtype: of y. A dtype of one byte: y is quantised.
+        return_fp32: whether y in fp32 is a result too.
+        save_rstd: whether rstd is a result too, for a backward.
     """
 
     x: Tensor
@@ -105,7 +108,7 @@ class Forward(NamedTuple):
         return has_heads(self.weight, self.bias)
 
     def results(self) -> dict[str, Empty | None]:
-        """y, the sum, y in fp32, rstd and the scale of a quantised y; None for what is not asked for."""
+        """y, the sum, y in fp32, rstd and the scales of a quantised y; None for what is not asked for."""
         x, total = self.x, self.x if self.residual is None else self.residual
         statistics = statistics_dtype(total.dtype)
         return {
@@ -122,11 +125,11 @@ class Backward(NamedTuple):
 
     Attributes:
         dy: the gradient of y.
-        dsum: a gradient that reaches x from elsewhere; None: there is none.
-        x: what was normalised or gated: with a residual, the sum.
+        dsum: the gradient of the forward's sum, which is added to dx; None: there is none.
+        x: the forward's x or, with a residual, its sum.
         gate, weight, bias, offset, casting_mode, activation, norm_before_gate: the forward's.
         rstd: [...], from the forward.
-        rounded_to: the dtype that the casting mode rounds to.
+        rounded_to: the dtype of the forward's x, which `To.X` stands for: a sum may be wider.
         need_dx, need_dgate, need_dweight, need_dbias: the gradients that are asked for.
     """
 
@@ -152,7 +155,7 @@ class Backward(NamedTuple):
         return has_heads(self.weight, self.bias)
 
     def results(self) -> dict[str, Empty | None]:
-        """dx, dgate, dweight and dbias, each where it is asked for."""
+        """dx, dgate, dweight and dbias; None for what is not asked for."""
         return {
             "dx": _gradient(self.x, self.need_dx),
             "dgate": _gradient(self.gate, self.need_dgate),
@@ -167,7 +170,7 @@ class QK(NamedTuple):
     Attributes:
         qkv: [..., (n_heads + 2 n_kv_heads) D].
         q_weight, k_weight, n_heads, n_kv_heads, eps, offset, casting_mode: as `qk_rms_norm` has them.
-        save_rstd: whether a backward will follow.
+        save_rstd: whether rstd of q and of k are results too, for a backward.
     """
 
     qkv: Tensor
@@ -181,22 +184,22 @@ class QK(NamedTuple):
     save_rstd: bool
 
     def results(self) -> dict[str, Empty | None]:
-        """q and k, [..., heads, D], and the rstd of each: a number a head, or a token where its heads share a weight."""
+        """q and k, [..., heads, D], and rstd of both: a number for each head or, where all heads are one row, each token."""
         (*leading, width), heads = self.qkv.shape, (self.n_heads, self.n_kv_heads)
         own = width // (self.n_heads + 2 * self.n_kv_heads)
         statistics = statistics_dtype(self.qkv.dtype)
-        together = [weight is not None and weight.shape[0] != own for weight in (self.q_weight, self.k_weight)]
-        rstd = [Empty((*leading,) if all_ else (*leading, n), statistics) for all_, n in zip(together, heads, strict=True)]
+        one_row = [weight is not None and weight.shape[0] != own for weight in (self.q_weight, self.k_weight)]
+        rstd = [Empty((*leading,) if all_ else (*leading, n), statistics) for all_, n in zip(one_row, heads, strict=True)]
         q, k = (Empty((*leading, n, own), self.qkv.dtype) for n in heads)
         q_rstd, k_rstd = rstd if self.save_rstd else (None, None)
         return {"q": q, "k": k, "q_rstd": q_rstd, "k_rstd": k_rstd}
 
 
 class QKBackward(NamedTuple):
-    """The gradient of a fused projection, whose parts follow from those of q, k and v.
+    """The gradient of a fused projection, from those of q, k and v.
 
     Attributes:
-        dq, dk, dv: [..., heads, D]; None: nothing was computed of that part.
+        dq, dk, dv: [..., heads, D]; None: no gradient reached that part.
         qkv, q_weight, k_weight, n_heads, n_kv_heads, offset, casting_mode: the forward's.
         q_rstd, k_rstd: from the forward.
         need_dqkv, need_dq_weight, need_dk_weight: the gradients that are asked for.
@@ -219,7 +222,7 @@ class QKBackward(NamedTuple):
     need_dk_weight: bool
 
     def results(self) -> dict[str, Empty | None]:
-        """The gradients of the projection and of both weights, each where it is asked for."""
+        """The gradients of the projection and of both weights; None for what is not asked for."""
         return {
             "dqkv": _gradient(self.qkv, self.need_dqkv),
             "dq_weight": _gradient(self.q_weight, self.need_dq_weight and self.dq is not None),

@@ -1,4 +1,4 @@
-"""The plan of the forward: one launch, of rows that are held on chip or, where they are too wide, of blocks of columns."""
+"""The plan of the forward: one launch. It holds rows on chip or, where they are too wide, reads blocks of columns."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ NAME = "rms_norm forward"
 
 
 def forward(p: Plan, call: Forward) -> tuple[Slot | None, ...]:
-    """y, the sum, y in fp32, rstd and the scale of a quantised y; None for what is not asked for."""
+    """y, the sum, y in fp32, rstd and the scales of a quantised y; None for what is not asked for."""
     wanted = call.results()
-    if wanted["scale"] is not None:  # a program stores the scales of one head
+    if wanted["scale"] is not None:  # kernels store scales head by head; a contiguous copy is the result
         wanted["scale"] = wanted["scale"]._replace(last_outermost=call.has_heads())
     results = {name: p.new(each) for name, each in wanted.items()}
     if not call.x.numel():

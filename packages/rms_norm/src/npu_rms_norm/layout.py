@@ -1,4 +1,4 @@
-"""How the rows of a call lie, and which kernel and tile follow: what the plans of both directions begin with."""
+"""The rows of a call: their strides, and the kernel, tile and grid that follow. Forward and backward plans begin here."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Rows(NamedTuple):
     """The rows of a call.
 
     Attributes:
-        copied: kernels cannot follow the strides that were given: they read contiguous copies.
+        copied: kernels cannot read the tensors with their strides, and need contiguous copies.
         tiling: kernel, tile and grid, as the chip's table chooses them.
-        counts: groups, and rows of a group.
-        strides: by the tensor's name, from group to group and from row to row, in elements; 0 of a missing tensor.
-        offset: what kernels add to the weight. None on CUDA for 0 and a 16-bit weight: without that sum the compiler
-            multiplies in 16 bits. Bits are equal.
+        counts: the number of groups, and of rows in a group.
+        strides: by the tensor's name, from group to group and from row to row, in elements; (0, 0) for a missing tensor.
+        offset: what kernels add to the weight. None on CUDA where it is 0, there is no fp32 weight and no bias: without the
+            addition the compiler multiplies in 16 bits. The results have the same bits.
     """
 
     copied: bool
@@ -42,7 +42,7 @@ class Rows(NamedTuple):
     offset: float | None
 
     def sizes(self, *names: str, **others: Any) -> dict[str, Any]:
-        """The kernels' numbers by parameter: counts, strides of the tensors with these names, the offset, and others."""
+        """A kernel's numbers by parameter: counts, the strides of the tensors with these names, the offset, and `others`."""
         strides = {
             f"s_{name}_{level}": self.strides[name][i] for name in names for i, level in enumerate(("outer", "inner"))
         }
@@ -50,7 +50,14 @@ class Rows(NamedTuple):
 
 
 def rows_of(call: Forward | Backward, tensors: Mapping[str, Slot | None], written: Slot | None, chip: Device) -> Rows:
-    """The rows of these tensors of a call, by name: "dx" is written, the others are read. `written`: y or dx, if any."""
+    """The rows of these tensors of a call.
+
+    Args:
+        call: the record.
+        tensors: by name; "dx" is written, the others are read. y, which is contiguous, is not among them.
+        written: y or dx; None: the call writes no rows.
+        chip: the chip that will run it.
+    """
     slots = {name: slot for name, slot in tensors.items() if slot is not None}
     sizes, per_head = next(iter(slots.values())).shape, call.has_heads()
     rows, copied = _layout(sizes, [slot.strides for slot in slots.values()], per_head=per_head), False
@@ -60,14 +67,14 @@ def rows_of(call: Forward | Backward, tensors: Mapping[str, Slot | None], writte
     strides = dict.fromkeys(tensors, (0, 0)) | dict(zip(slots, rows.strides, strict=True))
     read = [slot.dtype for name, slot in slots.items() if name != "dx"]
     shape = _shape(call, rows, sizes[-1], strides, read, written)
-    # Not with a bias: the compiler would add it to a product of 16 bits in one step, and leave out the rounding between.
+    # Not with a bias: the compiler would fuse a 16-bit product with the addition of the bias, and not round in between.
     narrow_product = (call.weight is None or call.weight.dtype.itemsize < FP32) and call.bias is None
     offset = None if chip.kind == "cuda" and call.offset == 0.0 and narrow_product else call.offset
     return Rows(copied, choose(shape, chip), (rows.n_outer, rows.n_inner), strides, offset)
 
 
 def choose(shape: Shape, chip: Device) -> Tiling:
-    """Kernel, tile and grid: of the chip's table the first row that fits or matches.
+    """Kernel, tile and grid, from the first row of the chip's table that fits (Ascend) or matches the shape (CUDA).
 
     Raises:
         UnifiedBufferError: nothing fits an Ascend chip's Unified Buffer.
@@ -76,7 +83,7 @@ def choose(shape: Shape, chip: Device) -> Tiling:
 
 
 def smaller(tiling: Tiling) -> Tiling | None:
-    """The next smaller tiling for an Ascend compiler that needs more Unified Buffer than was declared; None at the end."""
+    """The next smaller tiling on Ascend, for a compiler that needs more Unified Buffer than was declared; else None."""
     return ascend.smaller(tiling) if isinstance(tiling, AscendTiling) else None
 
 
@@ -88,10 +95,10 @@ def _shape(
     read: Sequence[torch.dtype],
     written: Slot | None,
 ) -> Shape:
-    """What tables ask for."""
+    """What the tables of both chips decide from."""
     per_head, result = call.has_heads(), None if written is None else written.dtype
     outer_stride, inner_stride = (max(of) for of in zip(*strides.values(), strict=True))
-    if per_head:  # in results, which are contiguous
+    if per_head:  # y and dgate are contiguous: a head's rows lie this far apart in them
         inner_stride = max(inner_stride, rows.n_outer * width)
     rounded_to = call.rounded_to if isinstance(call, Backward) else call.x.dtype
     weight = None if call.weight is None else _NAMES[call.weight.dtype]
@@ -116,7 +123,7 @@ def _shape(
 
 
 def _layout(sizes: Sequence[int], strides: Sequence[tuple[int, ...]], *, per_head: bool) -> RowLayout | None:
-    """None: kernels do not follow rows with these strides."""
+    """The layout of rows with these strides; None: kernels cannot read them in place."""
     if per_head:
         return layout_by_head(sizes, strides)
     rows = layout_of(sizes, strides)
@@ -125,7 +132,7 @@ def _layout(sizes: Sequence[int], strides: Sequence[tuple[int, ...]], *, per_hea
 
 
 def layout_by_head(sizes: Sequence[int], strides: Sequence[tuple[int, ...]]) -> RowLayout | None:
-    """The layout of tensors [..., H, D] whose groups are heads; None where other rows take more than one level."""
+    """The layout of tensors [..., H, D] with a group for each head; None where a head's rows have no single stride."""
     rows = layout_of((*sizes[:-2], sizes[-1]), [(*stride[:-2], stride[-1]) for stride in strides])
     if rows is None or rows.n_outer > 1:
         return None

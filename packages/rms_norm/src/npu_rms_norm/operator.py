@@ -1,8 +1,8 @@
-"""The operators of PyTorch, in its namespace `npu_rms_norm`, and what autograd records of them.
+"""The operators in PyTorch's namespace `npu_rms_norm`, and their autograd functions.
 
-`rms_norm` is the forward of rows of any kind, `rms_norm_backward` its backward, and `rms_norm_backward_` the same with x's
-gradient written to that of y. `qk_rms_norm` is the forward of q and k of a fused projection; `qkv` is made of it and a view
-of the values. Kernels run on accelerators, by plans, and the definition on a CPU.
+`rms_norm` is the forward of all functions but `qk_rms_norm`, `rms_norm_backward` is its backward, and `rms_norm_backward_`
+the same with dx written into dy. `qk_rms_norm` and `qk_rms_norm_backward` are those of q and k in a fused projection; `qkv`
+calls the former and adds a view of v. Accelerators run plans of kernels, a CPU the definition in reference.py.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .call import QK, Backward, Forward, QKBackward
 LIBRARY = OperatorLibrary("npu_rms_norm")
 
 
-# Plans are imported where one is written: their pages import kernels, and those import Triton.
+# The modules of plans are imported when a plan is written: they import kernels, and kernels import Triton.
 def _plan_forward(p: Plan, call: Any) -> Any:
     from .forward import forward
 
@@ -112,10 +112,11 @@ QK_BACKWARD = Operator(
 
 
 class _RMSNorm(Function):
-    """The gradient of `rms_norm`. A quantised y has none, and the sum keeps its own."""
+    """Autograd of `rms_norm`. Where y is quantised, the sum alone has a gradient; else rstd is saved for the backward."""
 
     @staticmethod
     def forward(ctx, run, x, residual, gate, weight, bias, options):  # type: ignore[no-untyped-def]
+        # `options` follow the tensors in a record; the last, save_rstd, says whether the caller asked for rstd.
         call = ctx.call = Forward(None, None, None, None, None, *options)
         quantised = ctx.quantised = call.dtype.itemsize == 1
         y, total, fp32, rstd, scale = run(x, residual, gate, weight, bias, *options[:-1], not quantised)
@@ -139,7 +140,7 @@ class _RMSNorm(Function):
         if dy is not None and not ctx.quantised:
             du, *others = _gradients(ctx, dy, dsum, need_x or need_residual, *needs)
         dx = du if need_x else None
-        if dx is not None and dx.dtype is not ctx.x_dtype:  # of a residual in fp32
+        if dx is not None and dx.dtype is not ctx.x_dtype:  # it has the dtype of the sum, fp32 with an fp32 residual
             dx = dx.to(ctx.x_dtype)
         return None, dx, du if need_residual else None, *others, None
 
@@ -147,7 +148,7 @@ class _RMSNorm(Function):
 def _gradients(
     ctx: Any, dy: Tensor, dsum: Tensor | None, need_x: bool, need_gate: bool, need_weight: bool, need_bias: bool
 ) -> tuple[Tensor | None, ...]:
-    """Of what is normalised, the gate, the weight and the bias, each where it is needed."""
+    """The gradients of the forward's x or sum, the gate, the weight and the bias; None for what is not needed."""
     x, gate, weight, bias, rstd = ctx.saved_tensors
     call = Backward(
         dy=dy,
@@ -176,7 +177,7 @@ def _gradients(
 
 
 class _QKRMSNorm(Function):
-    """The gradient of `qkv`, and of `qk_rms_norm`, which has no v."""
+    """Autograd of `qkv` (with_v) and of `qk_rms_norm`."""
 
     @staticmethod
     def forward(ctx, run, qkv, q_weight, k_weight, n_heads, n_kv_heads, eps, offset, casting_mode, with_v):  # type: ignore[no-untyped-def]
@@ -215,7 +216,7 @@ def _qkv(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
         run = partial(LIBRARY.below_autograd, "qk_rms_norm")
         q, k, _, _, v = apply(_QKRMSNorm, run, *arguments, True)
         return q, k, v
-    save_rstd = False  # autograd asks for it
+    save_rstd = False  # `_QKRMSNorm` sets it where autograd records the call
     q, k, *_ = QK_FORWARD(QK._make((*arguments, save_rstd)))
     return q, k, reference.values(qkv, n_heads, n_kv_heads)
 
@@ -234,6 +235,6 @@ LIBRARY.compose(
 
 
 def qkv(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v: the arguments are the fields of a `QK` without the last."""
+    """q, k and v. The arguments are the fields of a `QK` in order, without save_rstd."""
     results: tuple[Tensor, Tensor, Tensor] = LIBRARY("qkv", *arguments)
     return results

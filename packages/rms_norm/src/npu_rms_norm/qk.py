@@ -1,7 +1,8 @@
-"""The plans of q's and k's norms in a fused projection, of which v is a part.
+"""The plans of q's and k's norms in a fused projection of q, k and v.
 
-Backward: each part of the projection's gradient is written where it stays, on CUDA in one launch where that can follow all
-three parts, else those of q and k by the kernels of `rms_norm`, as slices of one tensor.
+Forward: a launch of `rms_norm`'s forward for q, and one for k. Backward: the gradients of q, k and v are slices of one
+tensor, and every launch writes its slice in place. On CUDA one launch writes all three if `_in_one_launch` can; else a
+backward of `rms_norm` writes that of q, another one that of k, and PyTorch copies that of v.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ NAME = "qk_rms_norm backward"
 
 
 class Part(NamedTuple):
-    """Where the heads of q, k or v lie in a row of the projection: the first head, and their number."""
+    """The heads of q, k or v in a row of the projection: the first one and their number."""
 
     first: int
     heads: int
 
     def of(self, p: Plan, qkv: Any, width: int) -> Any:
-        """The slot [..., heads, width] of this part."""
+        """A view [..., heads, width] of this part of the projection or of its gradient."""
         *leading, last = qkv.strides
         return p.view(qkv, (*qkv.shape[:-1], self.heads, width), (*leading, width * last, last), self.first * width * last)
 
 
 def parts(n_heads: int, n_kv_heads: int) -> tuple[Part, Part, Part]:
-    """Those of q, k and v."""
+    """The parts of q, k and v."""
     return Part(0, n_heads), Part(n_heads, n_kv_heads), Part(n_heads + n_kv_heads, n_kv_heads)
 
 
@@ -73,16 +74,16 @@ def qk_forward(p: Plan, call: QK) -> tuple[Slot | None, ...]:
 
 
 def qk_backward(p: Plan, call: QKBackward) -> tuple[Slot | None, ...]:
-    """The gradients of the projection and of both weights."""
-    dqkv, places = p.new(call.results()["dqkv"]), parts(call.n_heads, call.n_kv_heads)
+    """The gradients of the projection and of both weights; None for what is not asked for."""
+    dqkv, all_parts = p.new(call.results()["dqkv"]), parts(call.n_heads, call.n_kv_heads)
     width = call.qkv.shape[-1] // (call.n_heads + 2 * call.n_kv_heads)
-    into: list[Any] = [None if dqkv is None else part.of(p, dqkv, width) for part in places]
+    into: list[Any] = [None if dqkv is None else part.of(p, dqkv, width) for part in all_parts]
     given: list[Any] = [call.dq, call.dk, call.dv]
     norms = [
         None if dy is None else _norm(p, call, dy, part.of(p, call.qkv, width), *saved)
         for dy, part, saved in zip(
             given[:2],
-            places,
+            all_parts,
             (
                 (call.q_weight, call.q_rstd, call.need_dq_weight),
                 (call.k_weight, call.k_rstd, call.need_dk_weight),
@@ -108,7 +109,7 @@ def qk_backward(p: Plan, call: QKBackward) -> tuple[Slot | None, ...]:
 
 
 def _rows(p: Plan, heads: Any, weight: Any) -> Any:
-    """What is normalised: each head, or the heads of a token together where they share a weight as wide as all of them."""
+    """The rows that are normalised: each head or, where a weight is as wide as all heads, the heads of a token together."""
     if weight is None or weight.shape[0] == heads.shape[-1]:
         return heads
     *leading, n_heads, width = heads.shape
@@ -119,7 +120,7 @@ def _rows(p: Plan, heads: Any, weight: Any) -> Any:
 
 
 def _norm(p: Plan, call: QKBackward, dy: Any, x: Any, weight: Any, rstd: Any, need_dweight: bool) -> Backward:
-    """The backward of one of the two norms."""
+    """The record of one norm's backward. dy and x: [..., heads, D]."""
     rows = _rows(p, x, weight)
     return Backward(
         dy=_rows(p, dy, weight),
@@ -142,9 +143,9 @@ def _norm(p: Plan, call: QKBackward, dy: Any, x: Any, weight: Any, rstd: Any, ne
 
 
 def _in_one_launch(p: Plan, norms: Sequence[Any], dv: Slot, into: Sequence[Any]) -> list[Slot | None] | None:
-    """Writes the gradients of q, k and v to `into`; returns those of the weights of q and k.
+    """Adds one launch that writes the gradients of q, k and v to `into`. Returns those of the weights of q and of k.
 
-    None, and the plan has no new step, where one launch does not take all three.
+    Where one launch cannot write all three, it returns None and adds no step.
     """
     q, k = norms
     q_rows, k_rows = (
@@ -199,7 +200,7 @@ def _in_one_launch(p: Plan, norms: Sequence[Any], dv: Slot, into: Sequence[Any])
 
 
 def _lie_alike(q: Backward, q_rows: Rows, k: Backward, k_rows: Rows) -> bool:
-    """Whether one kernel takes the rows of both."""
+    """Whether one launch can take the rows of q and of k: equal strides, dtypes, tile and constants."""
     both = (q_rows, k_rows)
     dtypes = {(each.dy.dtype, None if each.weight is None else each.weight.dtype) for each in (q, k)}
     return (
@@ -213,14 +214,14 @@ def _lie_alike(q: Backward, q_rows: Rows, k: Backward, k_rows: Rows) -> bool:
 
 
 def copy_rows(into: Tensor, rows: Tensor) -> None:
-    """Copies rows of any strides, on CUDA as 64-bit integers where that is possible: PyTorch copies an element a thread."""
+    """Copies rows of any strides; on CUDA as 64-bit integers where it can: a thread of PyTorch's copies one element."""
     if rows.is_cuda and rows.dtype == into.dtype and has_words(into) and has_words(rows):
         into, rows = into.view(torch.int64), rows.view(torch.int64)
     into.copy_(rows)
 
 
 def has_words(tensor: Tensor) -> bool:
-    """Whether the memory of a tensor can be read as 64-bit integers that lie in one row each."""
-    ratio, (*strides, last) = 8 // tensor.element_size(), tensor.stride()
-    counts = (tensor.shape[-1], tensor.storage_offset(), *strides)
-    return last == 1 and tensor.data_ptr() % 8 == 0 and not any(count % ratio for count in counts)
+    """Whether each row of a tensor is a whole number of aligned 64-bit integers."""
+    per_word, (*strides, last) = 8 // tensor.element_size(), tensor.stride()
+    distances = (tensor.shape[-1], tensor.storage_offset(), *strides)
+    return last == 1 and tensor.data_ptr() % 8 == 0 and not any(distance % per_word for distance in distances)

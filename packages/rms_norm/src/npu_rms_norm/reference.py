@@ -3,18 +3,19 @@
     rstd = 1 / sqrt(mean(x^2) + eps)        y = x rstd (offset + weight) + bias
 
 over the last dimension, in fp32 (fp64 for fp64 input). Weight and bias are [D], or, of x [..., H, D], [H, D]: for each head.
-Where the result is rounded on the way depends on the casting mode:
+The casting mode says what is rounded on the way:
 
     "llama"   x rstd is rounded to x's dtype before it is multiplied by the weight (Hugging Face's Llama)
     "gemma"   nothing is rounded before the result
     "none"    the statistics are fp32; rstd, offset + weight, bias and x rstd are rounded to x's dtype
 
-A gate multiplies either the result, y = (x rstd (offset + weight) + bias) act(gate), or x before all else, x act(gate) for
-x. act is silu(g) = g sigmoid(g) or the sigmoid. It is not rounded. Before a bias is added to the product or a gate
-multiplies it, "llama" rounds the product to the weight's dtype, and "none" to x's.
+A gate multiplies either the result, y = (x rstd (offset + weight) + bias) act(gate), or x: then x act(gate) takes the place
+of x in the formula. act is silu(g) = g sigmoid(g) or the sigmoid. act(gate) is not rounded. Before a bias is added to the
+product with the weight, or a gate multiplies the result, "llama" rounds it to the weight's dtype, and "none" to x's.
 
-The backward takes each rounding as the identity. It uses the rounded x rstd and weight. As a factor of dx,
-rstd is not rounded.
+The backward treats each rounding as the identity: its derivative is 1. It uses the rounded x rstd and the rounded weight.
+The rstd that multiplies dx is not rounded.
+
 Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv 1910.07467.
 """
 
@@ -41,7 +42,7 @@ ACTIVATIONS = ("silu", "sigmoid")
 
 
 def compute_forward(call: Forward) -> tuple[Tensor | None, ...]:
-    """y, the sum, y in fp32, rstd and the scale of a quantised y; None of what is not asked for."""
+    """y, the sum, y in fp32, rstd and the scales of a quantised y; None for what is not asked for."""
     if call.dtype.itemsize == 1 and forward_mode(call):
         raise NotImplementedError("a quantised rms_norm has no forward-mode derivative: y and scale are constants.")
     u, total = call.x, None
@@ -60,7 +61,7 @@ def compute_forward(call: Forward) -> tuple[Tensor | None, ...]:
 
 
 def compute_backward(call: Backward) -> tuple[Tensor | None, ...]:
-    """dx, dgate, dweight and dbias, each where it is needed."""
+    """dx, dgate, dweight and dbias; None for what is not asked for."""
     options = (call.weight, call.bias, call.rstd, call.offset, call.casting_mode)
     needs, dgate = (call.need_dweight, call.need_dbias), None
     if call.gate is None:
@@ -74,7 +75,7 @@ def compute_backward(call: Backward) -> tuple[Tensor | None, ...]:
 
 
 def compute_backward_(call: Backward) -> tuple[Tensor | None, ...]:
-    """dweight and dbias, each where it is needed; dx is written to dy."""
+    """dweight and dbias, None for what is not asked for; dx is written to dy."""
     dx, _, *parameters = compute_backward(call)
     assert dx is not None
     call.dy.copy_(dx)
@@ -110,7 +111,7 @@ def compute_qk_forward(call: QK) -> tuple[Tensor | None, ...]:
 
 
 def compute_qk_backward(call: QKBackward) -> tuple[Tensor | None, ...]:
-    """The gradients of the projection and of both weights, each where it is needed."""
+    """The gradients of the projection and of both weights; None for what is not asked for."""
     dqkv = torch.empty_like(call.qkv, memory_format=torch.contiguous_format) if call.need_dqkv else None
     heads = call.n_heads, call.n_kv_heads
     parts = zip(
@@ -144,12 +145,12 @@ def compute_qk_backward(call: QKBackward) -> tuple[Tensor | None, ...]:
 
 
 def _rows(part: Tensor, weight: Tensor | None) -> Tensor:
-    """What is normalised: each head, or the heads of a token together where they share a weight as wide as all of them."""
+    """The rows that are normalised: each head or, where a weight is as wide as all heads, the heads of a token together."""
     return part if weight is None or weight.shape[0] == part.shape[-1] else part.flatten(-2)
 
 
 def _by_head(rstd: Tensor, call: Forward) -> Tensor:
-    """rstd, laid out as kernels return it."""
+    """rstd with the strides that kernels write: head by head where each head has parameters of its own."""
     return rstd.movedim(-1, 0).contiguous().movedim(0, -1) if call.has_heads() else rstd.contiguous()
 
 
@@ -162,7 +163,7 @@ def forward(
     casting_mode: str,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """y [..., D], not rounded yet, and rstd [...] of x [..., D]. The mode rounds to `dtype`; x may be wider."""
+    """y [..., D], not rounded yet, and rstd [...] of x [..., D]. `dtype`: what To.X stands for; x may be wider."""
     wide = x.to(statistics_dtype(x.dtype))
     rstd = torch.rsqrt(_mean(wide.square()) + eps)
     return _weighted(wide, weight, bias, rstd, offset, casting_mode, dtype), rstd
@@ -238,10 +239,10 @@ def gated_backward(
 
 
 def quantise(y: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """y in steps of its row's scale, rounded to the nearest, half to even, and the scales [...], fp32.
+    """y / scale of its row, rounded to the nearest, half to even, and the scales [...], fp32.
 
-    A scale is the largest |y| of its row over 127 for int8, over 448 for fp8 e4m3; the largest counts as 1e-30 at least.
-    A row with NaN or inf has the scale NaN, and NaN for y, which is 0 in int8.
+    A scale is the largest |y| of its row, at least 1e-30, divided by 127 for int8 or by 448 for fp8 e4m3. In a row with NaN
+    or inf the scale is NaN, and so is the quantised y, which the conversion to int8 turns into 0.
     """
     most = 127.0 if dtype == torch.int8 else 448.0
     largest = y.abs().amax(-1).clamp_min(1e-30)
@@ -270,6 +271,7 @@ def _weighted(
     casting_mode: str,
     dtype: torch.dtype,
 ) -> Tensor:
+    """x rstd (offset + weight) + bias, in the arithmetic's dtype."""
     y = _normalise(wide, rstd, casting_mode, dtype)
     if weight is not None:
         y = y * _scale(weight, offset, casting_mode, dtype, wide.dtype)
@@ -279,19 +281,19 @@ def _weighted(
 
 
 def _round_weighted(y: Tensor, weight: Tensor | None, casting_mode: str, dtype: torch.dtype) -> Tensor:
-    """The product with the weight, as a bias is added to it or a gate multiplies it."""
+    """The product with the weight, rounded for the addition of a bias or the product with a gate."""
     return y if weight is None else _round(y, casting(casting_mode).weighted, dtype, weight)
 
 
 def _sum_rows(terms: Tensor, parameter: Tensor | None) -> Tensor:
-    """The gradient of a parameter."""
+    """The gradient of a parameter: the sum of the terms of all rows."""
     assert parameter is not None
     rows = math.prod(terms.shape[: terms.dim() - parameter.dim()])
     return terms.reshape(rows, *parameter.shape).sum(0).to(parameter.dtype)
 
 
 def _mean(squares: Tensor) -> Tensor:
-    """The mean of each row. Of a single row PyTorch adds in another order than of many rows, on several threads."""
+    """The mean of each row. A single row is averaged as one of two: alone, PyTorch would add it in another order."""
     if squares.numel() == squares.shape[-1]:
         return squares.reshape(1, -1).expand(2, -1).mean(-1)[0].view(squares.shape[:-1])
     return squares.mean(-1)

@@ -1,4 +1,4 @@
-"""What decisions about a launch depend on: sizes, strides, dtypes and options, and no tensor."""
+"""What a tiling depends on: sizes, strides, dtypes and options. No tensors."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from npu_tiling.budget.arithmetic import INT32_END
 
 from .call import To, casting
 
-MAX_COUNTED_ROWS = 2**30  # kernels count the rows of several groups in 32 bits
+MAX_COUNTED_ROWS = 2**30  # kernels number the rows of several groups in 32 bits
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rounding:
-    """A casting mode for the dtypes of a call: "bf16", "fp16" or, where nothing is rounded, "fp32".
+    """A casting mode with the dtypes of a call: "bf16", "fp16" or, where a value is not rounded, "fp32".
 
     Attributes:
         normalised, factors, weighted: as `call.Casting` has them.
@@ -25,7 +25,7 @@ class Rounding:
 
     @classmethod
     def of(cls, casting_mode: str, x: str, weight: str | None) -> Rounding:
-        """Of a mode, x's dtype and the weight's; None: there is no weight."""
+        """For a mode, x's dtype and the weight's dtype (None: there is no weight)."""
         mode = casting(casting_mode)
         dtypes = {To.FP32: "fp32", To.X: x, To.WEIGHT: weight or "fp32"}
         weighted = "fp32" if weight is None else dtypes[mode.weighted]
@@ -34,23 +34,23 @@ class Rounding:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """One forward or one backward.
+    """One forward or one backward: all that a tiling depends on, besides the chip.
 
     Attributes:
-        backward: its direction.
+        backward: whether it is a backward.
         n_outer, n_inner: rows on two levels, as `npu_tiling.RowLayout` has them: groups, and rows of a group.
         width: elements of a row.
         outer_stride, inner_stride: the largest distance, in elements, between two groups and between two rows of a group.
-        itemsizes: bytes of an element, for each tensor of rows that is read; the gate's is the last.
-        narrow: one of those, or the result, is narrower than fp32.
+        itemsizes: bytes of an element of each tensor whose rows are read; if there is a gate, it is the last.
+        narrow: one of these tensors, or the result, has a dtype narrower than fp32.
         rounding: what is rounded on the way.
         activation: of the gate, "silu" or "sigmoid"; "": there is no gate.
-        gate_first: x is gated, and not the result.
-        second_output: the result is stored in another dtype than x's, or in fp32 too.
+        gate_first: the gate multiplies x, and not the result.
+        second_output: a forward stores y in another dtype than x's, or in fp32 too.
         per_head: each group is the rows of one head, which has parameters of its own.
         biased: a bias is added.
         quantised: the result has one byte an element, and a scale a row.
-        with_rows: rows are written, and not the gradients of parameters alone.
+        with_rows: y or dx is written.
     """
 
     backward: bool
@@ -76,7 +76,7 @@ class Shape:
 
     @property
     def residual_itemsize(self) -> int:
-        """Of the residual that a forward reads; 0: it reads none."""
+        """Bytes of an element of the residual that a forward reads; 0: there is none."""
         rows = self.itemsizes[:-1] if self.gated else self.itemsizes
         return 0 if self.backward or len(rows) < 2 else rows[1]
 
@@ -88,12 +88,12 @@ class Shape:
 
     @property
     def max_groups(self) -> int:
-        """Groups that one tile may have, for the same reason."""
+        """Groups that one tile may have: offsets inside a tile are 32-bit."""
         return INT32_END // max(self.outer_stride + self.inner_stride * self.n_inner, 1)
 
     @property
     def order(self) -> str:
-        """How kernels that take single rows number them: ORDER of wide.py."""
+        """How kernels whose tiles are single rows number them: ORDER of wide.py."""
         return "heads" if self.per_head else "one" if self.n_outer == 1 else "groups"
 
     @property

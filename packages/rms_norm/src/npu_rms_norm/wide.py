@@ -1,8 +1,9 @@
-"""Kernels that are the same on every chip: rows that are too wide to be held on chip, in blocks of columns.
+"""Kernels for rows that are too wide to be held on chip: they read blocks of columns. They are the same on every chip.
 
-Forward: a program reads a row once for its statistics, and again for y. Where y is quantised, a pass between the two finds
-the largest element. Backward: one kernel finds mean(g n) of each row, another one the gradients; that one takes a block of
-columns through many rows, and the sums for the parameters' gradients stay on chip. Formulas: formula.py.
+Forward: a program reads a row once for its statistics, and again for y. Where y is quantised, it reads the row a third time
+between the two, for the largest element. Backward: one kernel computes mean(g n) of each row. A second one computes the
+gradients: a program goes through many rows with one block of columns, and keeps its sums for dw and db on chip. Formulas:
+formula.py.
 
 Rows lie on two levels, n_outer groups of n_inner rows, and every tensor has a stride for each level: a slice of a wider
 tensor is read in place. ORDER says which rows a program takes:
@@ -31,7 +32,7 @@ from .formula import (
 
 @triton.jit
 def rows_of_program(i_program, n_programs, n_outer, n_inner, ORDER: tl.constexpr):
-    """This program's first row, where its rows stop, the step between them, and its head. Heads count their own rows."""
+    """A program's first row, the row it stops before, the step between rows, and its head. Each head has rows from 0."""
     if ORDER == "heads":
         return i_program // n_outer, n_inner, n_programs // n_outer, i_program % n_outer
     elif ORDER == "groups":
@@ -42,7 +43,7 @@ def rows_of_program(i_program, n_programs, n_outer, n_inner, ORDER: tl.constexpr
 
 @triton.jit
 def row_position(i_row, i_head, n_inner, ORDER: tl.constexpr):
-    """Group, and row of that group, of one of `rows_of_program`; and its number among all rows."""
+    """The group of row i_row, its row in that group, and its number among all rows, which is its place in rstd."""
     if ORDER == "heads":
         return i_head, i_row, tl.cast(i_head, tl.int64) * n_inner + i_row
     elif ORDER == "groups":
@@ -54,7 +55,7 @@ def row_position(i_row, i_head, n_inner, ORDER: tl.constexpr):
 
 @triton.jit
 def result_strides(n_outer, n_inner, N: tl.constexpr, BY_HEAD: tl.constexpr):
-    """From group to group and from row to row of a contiguous tensor; BY_HEAD: the heads of a token stand side by side."""
+    """Strides of a contiguous tensor, from group to group and from row to row; BY_HEAD: groups are heads, [..., H, D]."""
     if BY_HEAD:
         return N, tl.cast(n_outer, tl.int64) * N
     else:
@@ -95,7 +96,7 @@ def load_input(
     p_x, p_residual, p_gate, p_sum, i_col, N: tl.constexpr, BLOCK_N: tl.constexpr, ACTIVATION: tl.constexpr,
     GATE_FIRST: tl.constexpr, EVICTION: tl.constexpr
 ):  # fmt: skip
-    """The normalised input, x + residual as it is stored, and act(gate), at a block of columns; x for a missing input."""
+    """What is normalised, x + residual as it is stored, and act(gate), at a block of columns; x stands for a missing one."""
     b_x = load_columns(p_x, i_col, N, BLOCK_N, EVICTION)
     b_sum, b_act = b_x, b_x
     if p_residual is not None:
@@ -127,7 +128,7 @@ def result_of(
 def forward_wide_kernel(
     # Read; None: the call has no such input.
     p_x, p_residual, p_gate, p_weight, p_bias,
-    # Written; None: not asked for. p_scale: the steps of a quantised y, fp32 [rows], as rstd.
+    # Written; None: not asked for. p_scale: the scales of a quantised y, fp32 [rows], in the order of rstd.
     p_y, p_sum, p_fp32, p_rstd, p_scale,
     n_outer, n_inner,
     s_x_outer, s_x_inner, s_residual_outer, s_residual_inner, s_gate_outer, s_gate_inner,
@@ -136,7 +137,7 @@ def forward_wide_kernel(
     NORMALISED: tl.constexpr, FACTORS: tl.constexpr, WEIGHTED: tl.constexpr,
     ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """y of wide rows, each read for rstd, for the largest element where y is quantised, and for y."""
+    """y of wide rows. A row is read once for rstd, once for its largest element if y is quantised, and once for y."""
     # lint: allow scalar-reduction: a row that does not fit is summed piece by piece, one number for each long piece
     GATE_RESULT: tl.constexpr = p_gate is not None and not GATE_FIRST
     o_one = tl.arange(0, 1)
@@ -205,7 +206,7 @@ def backward_wide_mean_kernel(
     n_outer, n_inner, s_dy_outer, s_dy_inner, s_x_outer, s_x_inner, s_gate_outer, s_gate_inner, offset,
     N: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr,
     NORMALISED: tl.constexpr, FACTORS: tl.constexpr,
-    WEIGHTED: tl.constexpr,  # not read: both kernels of a backward are compiled for one set of constants
+    WEIGHTED: tl.constexpr,  # not read: both kernels of a backward take the constants of one tiling
     ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
 ):  # fmt: skip
     """mean(g n) of each row, for `backward_wide_kernel`, a block of columns at a time."""
@@ -240,9 +241,10 @@ def backward_wide_mean_kernel(
 
 @triton.jit(do_not_specialize=["n_outer", "n_inner", "n_splits"])
 def backward_wide_kernel(
-    # Read; None: the call has no such input. p_mean is given with p_dx.
+    # Read; None: the call has no such input. p_mean: None where p_dx is.
     p_dy, p_dsum, p_x, p_gate, p_weight, p_bias, p_rstd, p_mean,
-    # Written; None: not needed. p_dw and p_db: partial sums, fp32 [n_splits, N].
+    # Written; None: not needed. p_dw, p_db: fp32 [n_splits, N], partial sums; on CUDA, where one split takes all rows (of a
+    # head), the gradients.
     p_dx, p_dgate, p_dw, p_db,
     n_outer, n_inner, n_splits,
     s_dy_outer, s_dy_inner, s_dsum_outer, s_dsum_inner, s_x_outer, s_x_inner, s_gate_outer, s_gate_inner,

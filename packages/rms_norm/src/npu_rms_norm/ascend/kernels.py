@@ -1,14 +1,14 @@
-"""Forward and backward on Ascend of rows that the Unified Buffer holds whole. Formulas: formula.py. Sizes: tiling.py.
+"""Forward and backward on Ascend, for rows that fit the Unified Buffer whole. Formulas: formula.py. Sizes: tiling.py.
 
 Rows lie on two levels, n_outer groups of n_inner rows, and every tensor has a stride for each level: a slice of a wider
-tensor is read in place. A tile has G groups, M rows of each and BLOCK_N columns; where G > 1, M is n_inner. Pointers are
-sums of ranges times strides, and never quotients: the compiler then moves a tile in one transfer.
+tensor is read in place. A tile has G groups, M rows of each and BLOCK_N columns; where G > 1, M is n_inner. Offsets are sums
+of ranges times strides, without a division: so the compiler moves a tile in one transfer.
 
 SPLIT says which tiles a program takes:
 
-    "rows"    there is one group: a contiguous share of its rows
-    "tiles"   every so-many-th tile
-    "heads"   a group is a head with parameters of its own: every so-many-th tile of one head
+    "rows"    there is one group: each program takes a contiguous share of its rows
+    "tiles"   program i of n takes tiles i, i + n, i + 2 n and so on
+    "heads"   a group is a head with parameters of its own: the same with the tiles and the programs of one head
 """
 
 from npu_tiling.device.language import tl, triton
@@ -31,7 +31,7 @@ from ..wide import result_strides
 
 @triton.jit
 def share_of_rows(n_rows):
-    """First row and stop of this program's equal, contiguous share."""
+    """The first row of this program's contiguous share, and the row it stops before. The last shares may be shorter."""
     n_share = tl.cdiv(n_rows, tl.num_programs(0))
     i_first = tl.minimum(tl.program_id(0) * n_share, n_rows)
     return i_first, tl.minimum(i_first + n_share, n_rows)
@@ -39,9 +39,9 @@ def share_of_rows(n_rows):
 
 @triton.jit
 def tiles_of_program(n_outer, n_inner, G: tl.constexpr, M: tl.constexpr, SPLIT: tl.constexpr):
-    """This program's first tile, where its tiles stop, and the step between them.
+    """This program's first tile, the tile it stops before, and the step between its tiles.
 
-    With "rows" and "heads" tile numbers start at 0 in each share or head.
+    With "rows" the tiles of each share are numbered from 0, with "heads" those of each head.
     """
     if SPLIT == "rows":
         i_first, i_stop = share_of_rows(n_inner)
@@ -54,7 +54,7 @@ def tiles_of_program(n_outer, n_inner, G: tl.constexpr, M: tl.constexpr, SPLIT: 
 
 @triton.jit
 def tile_position(i_tile, n_outer, n_inner, G: tl.constexpr, M: tl.constexpr, SPLIT: tl.constexpr):
-    """First group and row of a tile, and how many groups and rows of each are left from there on."""
+    """A tile's first group and its first row in that group; the number of groups, and of rows in a group, from there on."""
     if SPLIT == "rows":
         i_first, i_stop = share_of_rows(n_inner)
         # Tiles count back from the end of the share: the short tile comes first, while the pipeline fills.
@@ -91,7 +91,7 @@ def row_mask(n_groups, n_rows, G: tl.constexpr, M: tl.constexpr):
 
 @triton.jit
 def tile_mask(n_groups, n_rows, N: tl.constexpr, G: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Which elements of a tile are inside the tensor; None: all are, and no masked load has to fill the tile first."""
+    """Which elements of a tile are inside the tensor; None: all. A masked load would have to fill the tile first."""
     if G > 1:
         m_tile = (tl.arange(0, G) < n_groups)[:, None, None]
         if BLOCK_N != N:
@@ -108,7 +108,7 @@ def tile_mask(n_groups, n_rows, N: tl.constexpr, G: tl.constexpr, M: tl.constexp
 
 @triton.jit
 def tile_pointers(p_rows, s_outer, s_inner, i_outer, i_inner, G: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
-    """Pointers [M, N] or, of several groups, [G, M, N]. Tiling bounds offsets inside a tile: they stay 32-bit."""
+    """Pointers [M, N] or, with several groups, [G, M, N]. tiling.py keeps offsets inside a tile below 2^31."""
     p_first = p_rows + tl.cast(i_outer, tl.int64) * s_outer + tl.cast(i_inner, tl.int64) * s_inner
     o_row, o_col = tl.arange(0, M), tl.arange(0, N)
     if G > 1:
@@ -154,7 +154,7 @@ def store_rows(
 def forward_kernel(
     # Read; None: the call has no such input.
     p_x, p_residual, p_gate, p_weight, p_bias,
-    # Written; None: not asked for. p_scale: the steps of a quantised y, fp32 [rows], as rstd.
+    # Written; None: not asked for. p_scale: the scales of a quantised y, fp32 [rows], in the order of rstd.
     p_y, p_sum, p_fp32, p_rstd, p_scale,
     n_outer, n_inner,
     s_x_outer, s_x_inner, s_residual_outer, s_residual_inner, s_gate_outer, s_gate_inner,
@@ -163,7 +163,7 @@ def forward_kernel(
     NORMALISED: tl.constexpr, FACTORS: tl.constexpr, WEIGHTED: tl.constexpr,
     ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """y of tiles of whole rows, each read once; the sum, fp32, rstd and scales that are asked for."""
+    """y of tiles of whole rows, each read once; and the sum, y in fp32, rstd and scales where they are asked for."""
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     o_col = tl.arange(0, BLOCK_N)
@@ -207,7 +207,7 @@ def forward_kernel(
 
 @triton.jit(do_not_specialize=["n_outer", "n_inner"])
 def backward_kernel(
-    # Read; None: the call has no such input. p_dsum: a gradient that reaches x from elsewhere.
+    # Read; None: the call has no such input. p_dsum: the gradient of the forward's sum.
     p_dy, p_dsum, p_x, p_gate, p_weight, p_bias, p_rstd,
     # Written; None: not needed. p_dw and p_db: fp32 [programs, N], a partial sum of each program.
     p_dx, p_dgate, p_dw, p_db,

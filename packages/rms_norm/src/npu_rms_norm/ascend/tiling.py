@@ -1,4 +1,4 @@
-"""Which kernel runs on Ascend, with which tile and grid: the first way of a table that fits the Unified Buffer."""
+"""Which kernel runs on Ascend, with which tile and grid: the first row of POLICIES that fits the Unified Buffer."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ HALF = FP32 // 2
 
 
 class Policy(NamedTuple):
-    """A row of the table of ways to hold rows on chip.
+    """A row of the table POLICIES: one way to hold rows on chip.
 
     Attributes:
         way: its name.
-        kernel: "rows" holds a tile of whole rows, "wide" reads a row twice, in blocks of columns.
-        rows: of a tile: "several", as many as fill a transfer, or "one".
-        buffers: 2: the next tile is loaded while this one is computed.
-        spare: part of the Unified Buffer that stays free.
-        launches: which may take it: "forward" and "backward" on a 910B, the same "of fp32" where rows of fp32 are read, and
-            "forward 950" and "backward 950" on an Ascend950.
-        why: for people.
+        kernel: "rows" holds a tile of whole rows; "wide" reads a row twice (three times where y is quantised), in blocks of
+            columns.
+        rows: rows of a tile: "several", as many as one transfer moves (ROWS_BYTES), or "one".
+        buffers: 2: the next tile is loaded while this one is computed; 1: it is not.
+        spare: the part of the Unified Buffer that the declared buffers must leave free.
+        launches: the launches that may take this way, as `_kinds` names them: "forward" and "backward" on a 910B, also
+            "forward of fp32" and "backward of fp32" where it reads fp32 rows, "forward 950" and "backward 950" on an
+            Ascend950.
+        why: the reason, which explanations print.
         decided_at: file and line of the row.
     """
 
@@ -47,21 +49,23 @@ def _row(*columns: Any) -> Policy:
 
 
 ALL = frozenset({"forward", "backward", "forward 950", "backward 950"})
-# A forward of an Ascend950 in tiles that leave no room: twice the time with CANN 9.1 (bf16 with a bias, 6144, predicted).
+# Not a forward on an Ascend950: tiles that leave no room take twice the time (predicted, CANN 9.1, bf16, 6144, a bias).
 NO_ROOM = ALL - {"forward 950"}
-# Rows of 16 bits are cast as soon as they are loaded: their buffer is free for the next row. fp32 rows are computed on
-# in the load's buffer, so a second buffer pays. So it does in a forward on an Ascend950, whatever the dtype.
+# A 16-bit row is cast as soon as it is loaded, and its buffer is free for the next row. An fp32 row stays in the buffer it
+# was loaded to, so a second buffer pays. In a forward on an Ascend950 it pays for every dtype.
 FP32_ROWS = frozenset({"forward of fp32", "backward of fp32", "forward 950"})
-# An Ascend950 sums a single row of a backward anew for every 64 columns that use the sum: two passes are faster there.
+# Not a backward on an Ascend950, which sums a single row again for every 64 columns that use the sum: "wide" is faster.
 ONE_ROW = ALL - {"backward 950"}
 
-# The first way that fits is taken. The comments are microseconds that the time model predicts (Ascend910B4, CANN 9.1, 4096
-# rows): of bf16, for forward 2048, forward 5760, backward 2048, backward 3584, forward 8192 and backward 8192, without the
-# sum of dw's parts; of fp32, for a gated forward of 4096. -: it does not fit. CANN 8.5 and 9.0 agree about which is faster:
-# a forward in several rows without room takes 20 to 36 % less time than one in single rows (bf16, widths from 4096 with a
-# bias, 3072 with a sum to int8, 5504 plain); a row of bf16 takes with two buffers as long as with one, or 3 to 11 % longer,
-# on CANN 8.5 up to 34 % longer (forward 10240: 395 and 294); a row of fp32 takes up to 12 % longer with one buffer than with
-# two. No chip has shown any of it.
+# The first row that fits is taken. The numbers beside the rows are microseconds that the time model predicts, for 4096 rows
+# on an Ascend910B4 with CANN 9.1: bf16 forwards (f.) and backwards (b.) of these widths, without the launch that adds
+# partial sums, and in the last column a gated forward of fp32. -: it does not fit. None of it was measured on a chip.
+# For CANN 8.5 and 9.0 the model ranks the ways alike:
+#   - A forward with several rows and no room left takes 20 to 36 % less time than one with single rows (bf16, widths from
+#     4096 with a bias, 3072 with a residual and int8, 5504 plain).
+#   - A bf16 row takes as long with two buffers as with one, or 3 to 11 % longer, on CANN 8.5 up to 34 % longer (forward
+#     10240: 395 against 294).
+#   - An fp32 row takes up to 12 % longer with one buffer than with two.
 # fmt: off
 POLICIES = (
     #                                                                                   f.   f.   b.   b.   f.   b.   f.
@@ -82,19 +86,20 @@ POLICIES = (
 _BY_WAY = {policy.way: policy for policy in POLICIES}
 ONE_BUFFER, COLUMNS = _BY_WAY["a row, one buffer"], _BY_WAY["blocks of columns"]
 
-# Bytes of one transfer. 8 KiB reach 76 % of the bandwidth and 16 KiB 94 %; a tile that fills the Unified Buffer leaves the
-# compilers, which differ in what they need, no room. More blocks are alive at once in the passes over columns.
+# The bytes of a tile or block that one transfer moves. 8 KiB reach 76 % of the bandwidth, 16 KiB 94 %. Larger ones would
+# fill the Unified Buffer and leave no room for the compilers, which differ in what they need. A "wide" kernel keeps more
+# blocks at once, so its blocks are smaller.
 ROWS_BYTES, COLUMNS_BYTES = 12 * 1024, 8 * 1024
 
 
 def tiles_of_rows(shape: Shape, device: Device, width: int, *, several: bool, buffers: int) -> list[Tile]:
-    """What a "rows" kernel keeps on chip at once, as the compiler plans it."""
+    """The buffers that a "rows" kernel has at once, as the compiler plans them. `several`: a tile has more than one row."""
     forward, on_950 = not shape.backward, device.arch == "dav-c310"
     rounds, rounds_factors = shape.rounding.normalised != "fp32", shape.rounding.factors != "fp32"
     tile: tuple[str | int, ...] = ("ROWS", width)
     parameters: tuple[str | int, ...] = (1, width)
-    # Beside the buffer that was loaded, arithmetic takes one tile where the result is fp32. A narrower result is cast from a
-    # tile of its own.
+    # Arithmetic takes one tile beside the row that was loaded. It takes a second one where a tensor is narrower than fp32,
+    # and always on an Ascend950.
     fp32_tiles = 2 if shape.narrow or on_950 else 1
     fp32_reads = sum(itemsize == FP32 for itemsize in shape.itemsizes)
     table = (
@@ -119,7 +124,7 @@ def tiles_of_rows(shape: Shape, device: Device, width: int, *, several: bool, bu
 
 
 def tiles_of_columns(shape: Shape) -> list[Tile]:
-    """What a "wide" kernel keeps on chip at once, of one row."""
+    """The buffers that a "wide" kernel has at once, for a block of columns of one row."""
     tile: tuple[str | int, ...] = (1, "BLOCK_N")
     number: tuple[str | int, ...] = (1, 1)
     table = (
@@ -145,7 +150,7 @@ class AscendTiling:
     Attributes:
         shape, device: what it was made for.
         policy: the row of the table.
-        groups, rows, columns: of a tile. More than one group only with all rows of each.
+        groups, rows, columns: of a tile. A tile with more than one group has all rows of each.
     """
 
     shape: Shape
@@ -180,7 +185,7 @@ class AscendTiling:
 
     @property
     def heads(self) -> int:
-        """Sets of parameters, of which a program sees one."""
+        """Heads with parameters of their own, of which a program sees one; else 1."""
         return self.shape.n_outer if self.shape.per_head else 1
 
     @property
@@ -193,14 +198,14 @@ class AscendTiling:
         if self.heads == 1:
             rows_are_split = self.kernel == "rows" and self.split == "rows"
             return persistent_grid(self.shape.n_inner if rows_are_split else self.row_tiles, self.device)
-        # As many of each head as make rounds in which every core has a program.
+        # As many of each head as fill whole rounds: every core then has a program in each of them.
         cores = self.device.vector_cores
         limit = min(max(1, self.device.max_grid // self.heads), cores // gcd(cores, self.heads))
         return self.heads * max(1, min(self.row_tiles // self.heads, limit))
 
     @functools.cached_property
     def splits(self) -> int:
-        """Partial sums of a row of dw: one a program or, where programs take columns, one for each set of rows."""
+        """Rows of partial sums of dw, of all heads: one for each program or, of "wide", for each set of rows."""
         if self.kernel == "rows":
             return self.grid
         wanted = self.device.vector_cores // ceil(self.shape.width / self.columns) // self.heads
@@ -208,17 +213,17 @@ class AscendTiling:
 
     @functools.cached_property
     def column_grid(self) -> int:
-        """Programs of the kernel that takes columns."""
+        """Programs of `backward_wide_kernel`, which take blocks of columns."""
         return persistent_grid(ceil(self.shape.width / self.columns) * self.splits, self.device)
 
     @property
     def stores_sums(self) -> bool:
-        """Whether the kernel stores gradients of parameters in place of partial sums."""
+        """Whether the kernel stores the gradients of parameters in place of partial sums: never on Ascend."""
         return False
 
     @property
     def ub_bytes(self) -> int:
-        """Unified Buffer that the declared buffers take."""
+        """Bytes of the Unified Buffer that the declared buffers take."""
         if self.kernel == "wide":
             return footprint(tiles_of_columns(self.shape), {"BLOCK_N": self.columns}, self.device)
         rows = self.groups * self.rows
@@ -242,7 +247,7 @@ class AscendTiling:
 
 
 def choose(shape: Shape, device: Device) -> AscendTiling:
-    """The first way that fits. Raises `npu_tiling.UnifiedBufferError` where none does."""
+    """The tiling of the first policy that fits. Raises `npu_tiling.UnifiedBufferError` where none does."""
     unit, itemsize = _unit(shape, device), min(shape.itemsizes)
     padded = round_up(shape.width, unit)
     rows_block = _rows_block(shape, max(2, ROWS_BYTES // (padded * itemsize)))
@@ -255,12 +260,12 @@ def choose(shape: Shape, device: Device) -> AscendTiling:
         if policy.kernel == "wide":
             ways.append(Way(policy, tiles_of_columns(shape), (columns_block,)))
             continue
-        # A several-row tile cut to one row compiles as a one-row tile.
+        # A tile of "several" rows that has room for one alone compiles as a tile of one row.
         several = policy.rows == "several" and rows_block.largest > 1
         tiles = tiles_of_rows(shape, device, padded, several=several, buffers=policy.buffers)
         if policy.spare:
             tiles.append(Tile("room to spare", (1, int(device.ub_bytes * policy.spare)), 1))
-            if rows_block.multiple_of > 1:  # a tile of groups is moved through another one
+            if rows_block.multiple_of > 1:  # a tile of several groups is loaded and stored through a second one
                 tiles.append(Tile("rows of groups", ("ROWS", padded), FP32))
         ways.append(Way(policy, tiles, (rows_block if policy.rows == "several" else Block("ROWS", 1),)))
     policy, blocks = first_fit(ways, device)
@@ -282,7 +287,7 @@ def smaller(tiling: AscendTiling) -> AscendTiling | None:
     if tiling.rows > 1:
         return dataclasses.replace(tiling, rows=tiling.rows // 2)
     if tiling.policy.buffers > 1 and tiling.kernel == "rows":
-        # `launches` says where a way is fast. To fit is all that counts here: on an Ascend950 a backward may take it too.
+        # Not only where `launches` of this way allows it: it says where the way is fast, and here the tile has to fit.
         return dataclasses.replace(tiling, policy=ONE_BUFFER)
     unit = _unit(tiling.shape, tiling.device)
     if tiling.columns <= unit:
@@ -291,7 +296,7 @@ def smaller(tiling: AscendTiling) -> AscendTiling | None:
 
 
 def _kinds(shape: Shape, device: Device) -> set[str]:
-    """What `Policy.launches` calls a launch."""
+    """The names of a launch in `Policy.launches`."""
     direction = "backward" if shape.backward else "forward"
     if device.arch == "dav-c310":
         return {f"{direction} 950"}
@@ -299,12 +304,12 @@ def _kinds(shape: Shape, device: Device) -> set[str]:
 
 
 def _unit(shape: Shape, device: Device) -> int:
-    """Columns that make up an aligned piece of a row in every tensor."""
+    """The fewest columns that are a multiple of `ub_align` bytes in every tensor that is read, and in a quantised y."""
     return device.ub_align // (1 if shape.quantised else min(shape.itemsizes))
 
 
 def _rows_block(shape: Shape, wanted: int) -> Block:
-    """How many rows may share a tile: rows of one group or, where a group has fewer than wanted, whole groups."""
+    """The rows that a tile may have: of one group or, where `wanted` rows are two groups or more, of whole groups."""
     rows, groups = min(wanted, shape.max_rows), min(wanted // shape.n_inner, shape.max_groups)
     if shape.per_head or shape.n_outer == 1 or rows < shape.n_inner or groups < 2:
         return Block("ROWS", rows, min(2, rows))

@@ -1,10 +1,10 @@
-"""Forward and backward on CUDA of rows that a program holds in registers, or several programs together.
+"""Forward and backward on CUDA, for rows that a program, or several programs together, hold in registers.
 
-Formulas: formula.py. Sizes: tiling.py. Tiles are M rows, in chunks of a power of two columns, which stock Triton asks for: a
-row of 2560 columns is five chunks of 512, and not one block of 4096 of which a third is padding. Rows lie on two levels, as
-in wide.py. Threads may divide: the rows of a tile may be of several groups.
+Formulas: formula.py. Sizes: tiling.py. A tile has M rows in CHUNKS chunks of BLOCK_N columns, a power of two, as stock
+Triton asks: a row of 2560 columns is five chunks of 512, and not one block of 4096 of which a third is padding. Rows lie on
+two levels, as in wide.py. Unlike on Ascend, offsets may need a division, so a tile may have rows of several groups.
 
-ORDER says how rows are numbered, and so which of them share a tile:
+ORDER says how rows are numbered. Rows with consecutive numbers share a tile:
 
     "one"      there is one group
     "groups"   group after group
@@ -33,7 +33,7 @@ from ..wide import load_columns, row_at, row_position, store_columns
 
 @triton.jit
 def tiles_of_program(i_program, n_programs, n_outer, n_inner, M: tl.constexpr, ORDER: tl.constexpr):
-    """A program's first tile, where its tiles stop, the step between them, and the program's head."""
+    """A program's first tile, the tile it stops before, the step between its tiles, and its head."""
     if ORDER == "heads":
         return i_program // n_outer, tl.cdiv(n_inner, M), n_programs // n_outer, i_program % n_outer
     elif ORDER == "one":
@@ -54,7 +54,12 @@ def parameters_of_head(p_parameters, i_head, N: tl.constexpr, ORDER: tl.constexp
 
 @triton.jit
 def tile_position(i_tile, i_head, n_outer, n_inner, M: tl.constexpr, ORDER: tl.constexpr):
-    """Group, and row of it, of a tile's first row ("one", "heads") or of each [M]; numbers in rstd, and which exist, [M]."""
+    """Where the rows of a tile are.
+
+    Returns:
+        The group and the row in it: of the tile's first row ("one", "heads"), or of each row, [M] ("groups", "tokens"). Then
+        for each row its place in rstd, [M], and whether it exists, [M].
+    """
     i_first = i_tile * M
     o_tile = tl.arange(0, M)
     if ORDER == "heads":
@@ -88,7 +93,7 @@ def rows_at(p_rows, s_outer, s_inner, i_outer, i_inner, M: tl.constexpr, ORDER: 
 
 @triton.jit
 def result_rows_at(p_rows, i_outer, i_inner, o_row, n_outer, N: tl.constexpr, M: tl.constexpr, ORDER: tl.constexpr):
-    """As `rows_at`, of a contiguous tensor, in which the heads of a token stand side by side."""
+    """As `rows_at`, for a contiguous tensor: where groups are heads, it is [..., H, D]."""
     if p_rows is not None:
         if ORDER == "one":
             return p_rows + tl.cast(i_inner, tl.int64) * N + tl.arange(0, M)[:, None] * N
@@ -103,7 +108,7 @@ def result_rows_at(p_rows, i_outer, i_inner, o_row, n_outer, N: tl.constexpr, M:
 
 @triton.jit
 def chunk_mask(m_row, CHUNK: tl.constexpr, N: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Which elements of a chunk exist; None: all do. The row of a tile of one row exists."""
+    """Which elements of a chunk exist; None: all do. A tile of one row (M = 1) has a row that exists."""
     if CHUNK * BLOCK_N + BLOCK_N > N:
         m_chunk = (tl.arange(0, BLOCK_N) < N - CHUNK * BLOCK_N)[None, :]
         if M > 1:
@@ -136,11 +141,10 @@ def load_factor_rows(
     p_factor, i_outer, offset, N: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr,
     FACTORS: tl.constexpr
 ):  # fmt: skip
-    """offset + w for each row of a tile that has one chunk, [M, BLOCK_N]; with an offset of None w or the bias; None of
-    None.
+    """offset + w, or the bias with an offset of None, for each row of a tile with one chunk, [M, BLOCK_N]; None for None.
 
-    Threads load what meets their elements, from a cache. The [1, columns] of `load_factor` would be exchanged through shared
-    memory.
+    Each thread loads the parameters of its own elements from a cache. A block [1, columns], as `load_factor` makes it, would
+    reach the threads through shared memory.
     """
     if p_factor is not None:
         o_head = tl.zeros([M], tl.int32)
@@ -179,7 +183,7 @@ def larger(a, b):
 def forward_kernel(
     # Read; None: the call has no such input.
     p_x, p_residual, p_gate, p_weight, p_bias,
-    # Written; None: not asked for. p_scale: the steps of a quantised y, fp32 [rows], as rstd.
+    # Written; None: not asked for. p_scale: the scales of a quantised y, fp32 [rows], in the order of rstd.
     p_y, p_sum, p_fp32, p_rstd, p_scale,
     n_outer, n_inner,
     s_x_outer, s_x_inner, s_residual_outer, s_residual_inner, s_gate_outer, s_gate_inner,
@@ -188,7 +192,7 @@ def forward_kernel(
     NORMALISED: tl.constexpr, FACTORS: tl.constexpr, WEIGHTED: tl.constexpr,
     ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """y of rows held in registers, each read once; the sum, fp32, rstd and scales that are asked for."""
+    """y of rows held in registers, each read once; and the sum, y in fp32, rstd and scales where they are asked for."""
     i_first, i_stop, n_step, i_head = tiles_of_program(tl.program_id(0), tl.num_programs(0), n_outer, n_inner, M, ORDER)
     p_weight = parameters_of_head(p_weight, i_head, N, ORDER)
     p_bias = parameters_of_head(p_bias, i_head, N, ORDER)
@@ -259,11 +263,11 @@ def backward_of_tiles(
     NORMALISED: tl.constexpr, FACTORS: tl.constexpr, WEIGHTED: tl.constexpr,
     ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr
 ):  # fmt: skip
-    """`backward_kernel` of program i_program of n_programs. Its partial sums have row tl.program_id(0), not i_program."""
+    """`backward_kernel` for program i_program of n_programs. It stores its partial sums in row tl.program_id(0)."""
     i_first, i_stop, n_step, i_head = tiles_of_program(i_program, n_programs, n_outer, n_inner, M, ORDER)
     p_weight = parameters_of_head(p_weight, i_head, N, ORDER)
     p_bias = parameters_of_head(p_bias, i_head, N, ORDER)
-    if CHUNKS == 1:  # several chunks of the weight would take the registers of rows
+    if CHUNKS == 1:  # several chunks are loaded again for each tile: kept, they would take the registers that rows need
         o_col = tl.arange(0, BLOCK_N)
         b_scale = load_factor(p_weight, o_col, offset, N, BLOCK_N == N, FACTORS)
         if p_dgate is not None:  # nothing else needs the bias
@@ -341,9 +345,9 @@ def backward_of_tiles(
 
 @triton.jit(do_not_specialize=["n_outer", "n_inner"])
 def backward_kernel(
-    # Read; None: the call has no such input. p_dsum: a gradient that reaches x from elsewhere.
+    # Read; None: the call has no such input. p_dsum: the gradient of the forward's sum.
     p_dy, p_dsum, p_x, p_gate, p_weight, p_bias, p_rstd,
-    # Written; None: not needed. p_dw, p_db: fp32 [programs, N], partial sums; where one program runs, the gradients.
+    # Written; None: not needed. p_dw, p_db: fp32 [programs, N], partial sums; of one program (a head), the gradients.
     p_dx, p_dgate, p_dw, p_db,
     n_outer, n_inner,
     s_dy_outer, s_dy_inner, s_dsum_outer, s_dsum_inner, s_x_outer, s_x_inner, s_gate_outer, s_gate_inner,
@@ -362,10 +366,10 @@ def backward_kernel(
     )  # fmt: skip
 
 
-# Rows that fit no program: a group of programs shares each row. A program holds its columns of x, dy and dw in registers.
-# Programs of a group exchange their parts of mean(g n) through memory, and finish a row after they have read the next one:
-# the parts have arrived by then. npu_tiling/device/exchange.py says why no program waits for one that cannot start. The
-# call has neither a gate nor a bias.
+# Rows that are too wide for one program: a group of SHARE programs holds each row. A program keeps its columns of x, dy and
+# dw in registers. The programs of a group exchange their parts of mean(g n) through memory. A program finishes a row after
+# it has read the next one, so it seldom has to wait for the parts. npu_tiling/device/exchange.py says why no program waits
+# for one that cannot start. The call has neither a gate nor a bias nor parameters for each head.
 
 
 @triton.jit
@@ -388,7 +392,7 @@ def finish_row(
 def backward_shared_kernel(
     p_dy, p_dsum, p_x, p_weight, p_rstd,  # read; no p_dsum or p_weight: None
     p_dx,
-    p_dw,  # fp32 [programs / SHARE, N]; None: not needed
+    p_dw,  # fp32 [programs / SHARE, N], partial sums; where one group runs, the gradient; None: not needed
     p_words,  # int64 [rows * SHARE], zeros: the parts of mean(g n) of each row
     n_outer, n_inner,
     s_dy_outer, s_dy_inner, s_dsum_outer, s_dsum_inner, s_x_outer, s_x_inner, s_dx_outer, s_dx_inner,
@@ -407,7 +411,7 @@ def backward_shared_kernel(
     i_col = i_part * BLOCK_N
     o_col = i_col + tl.arange(0, BLOCK_N)
     b_dw = tl.zeros([1, BLOCK_N], tl.float32)
-    # n, g and rstd of the row before, whose dx waits for the other programs' parts.
+    # n, g and rstd of the previous row: its dx waits for the parts of the other programs.
     b_last_n, b_last_g = tl.zeros([1, BLOCK_N], tl.float32), tl.zeros([1, BLOCK_N], tl.float32)
     last_rstd = 0.0
     for i_row in tl.range(i_group, n_rows, n_groups, num_stages=STAGES):
@@ -437,15 +441,15 @@ def backward_shared_kernel(
         store_partial(p_dw, b_dw, i_group, o_col, N, N % BLOCK_N == 0)
 
 
-# q and k of a fused projection: one launch writes the whole gradient. Programs are divided among q, k and v in proportion to
-# their bytes: the first n_q take rows of q, the next n_k those of k, and the others copy those of v.
+# A fused projection of q, k and v: one launch writes the whole gradient. The first n_q programs take rows of q, the next n_k
+# rows of k, and the others copy rows of v; the numbers are in proportion to the bytes that they move.
 
 
 @triton.jit(do_not_specialize=["n_outer", "n_q_inner", "n_k_inner", "n_q", "n_k"])
 def qk_backward_kernel(
-    # Read; None: no weights. Slices of q and k, and their gradients, have equal strides.
+    # Read; p_q_weight, p_k_weight: None where there are none. q and k have equal strides, and so have p_dx_q and p_dx_k.
     p_dq, p_dk, p_dv, p_q, p_k, p_q_weight, p_k_weight, p_q_rstd, p_k_rstd,
-    # Written: slices of the projection's gradient; fp32 [n_q + n_k, N], partial sums of the weights' (None: not needed).
+    # Written: slices of the projection's gradient. p_dw: fp32 [n_q + n_k, N], partial sums; None: no weight needs them.
     p_dx_q, p_dx_k, p_dx_v, p_dw,
     n_outer, n_q_inner, n_k_inner, n_q, n_k,
     s_dq_outer, s_dq_inner, s_dk_outer, s_dk_inner, s_dv_outer, s_dv_inner, s_x_outer, s_x_inner, s_dx_outer, s_dx_inner,

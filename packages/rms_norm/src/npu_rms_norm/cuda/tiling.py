@@ -1,6 +1,7 @@
-"""Which kernel runs on CUDA, with which tile and grid: the first row of a table that a shape matches, and its sizes.
+"""Which kernel runs on CUDA, with which tile and grid: the first row of FORWARD or BACKWARD that a shape matches.
 
-Sizes are powers of two, which stock Triton asks for. Measured on an H200 with the shapes of the documentation's tables.
+Tiles have sizes that are powers of two, as stock Triton asks. The tables were measured on an H200, with the shapes of the
+documentation's tables.
 """
 
 from __future__ import annotations
@@ -18,25 +19,26 @@ from npu_tiling.places import here
 
 from ..shape import MAX_COUNTED_ROWS, Shape
 
-SHARE_COLUMNS = 1024  # of each program that shares a row
-BY_REGISTERS = 0  # programs of a core: as many as its registers have room for
+SHARE_COLUMNS = 1024  # of a row that several programs hold, in each program
+BY_REGISTERS = 0  # `per_core`: as many programs as a core has registers for
 
 
 class Policy(NamedTuple):
-    """A row of the tables; the first that a shape matches is taken.
+    """A row of a table. A shape matches it that has all traits of `shape` and no more than `columns`.
 
     Attributes:
-        shape: traits that a shape must have, all of them: "gated", "quantised"; "one chunk": several chunks would pad
-            the row as much as one block does; "chunks": they pad it less; "unshareable": no program can share its rows;
-            "any".
-        columns: the most columns of a row, padded to a power of two; of rows "in chunks", padded to chunks.
-        kernel: "rows" holds them in registers; "wide" reads them twice; "shared": several programs hold a row.
-        tile: elements of a tile of several rows; 0: a tile is one row, in chunks.
-        block: columns of a block of "wide" and "shared"; below 1 a share of the padded row.
-        warps: of a program; 0: by the chunk.
-        per_core: programs resident on a core.
-        capped: the compiler may use as many registers as leave room for them, and no more.
-        why: for people.
+        shape: traits, with commas between them. "gated", "quantised": as `Shape` has them. "one chunk": several chunks would
+            pad the row as much as one block does; "chunks": they pad it less. "unshareable": programs cannot hold a row
+            together. "in chunks": `columns` counts the row padded to chunks. "any": every shape.
+        columns: the most columns of a row, padded to a power of two or, "in chunks", to chunks.
+        kernel: "rows": a program holds whole rows in registers. "wide": a program reads a row twice (three times where y is
+            quantised). "shared": several programs hold a row together.
+        tile: elements of a tile of "rows", which has as many rows as they make; 0: a tile is one row, in chunks.
+        block: columns of a block of "wide" and "shared"; below 1: that part of the padded row.
+        warps: of a program; 0: 4 or 8, by the size of a chunk.
+        per_core: programs resident on a core at once, or BY_REGISTERS.
+        capped: the compiler may use only as many registers as leave room for `per_core` programs.
+        why: the reason, which explanations print.
         decided_at: file and line of the row.
     """
 
@@ -56,7 +58,7 @@ def _row(*columns: Any) -> Policy:
     return Policy._make((*columns, here(2)))
 
 
-END = 2**31
+END = 2**31  # `columns` of rows of any width
 _SEVERAL = "rows fit registers: several a program"
 _ONCE = "a row fits registers: the gate is read while the row is summed"
 _THRICE = "other kernels would read it three times"
@@ -96,13 +98,13 @@ BACKWARD = (
     _row("unshareable",         END,     "wide",  0,    2048,  8,     4,            False, "no program holds a row"),
     _row("any",                 END,     "shared", 0,   SHARE_COLUMNS, 2, 8,        True,  "programs hold a row together"),
 )
-# Of q, k and v together: tiles of rows as narrow as a head.
+# For `qk_backward_kernel`, which `choose` never takes: see `of_qkv`.
 QK_BACKWARD = _row("any",      1024,    "rows",  2048, 0,     4,     5,            True,  "q, k and v share a launch")
 # fmt: on
 
-MIN_CHUNK = 256  # columns; code is compiled for each chunk
-MAX_HEADS = 1024  # whose rows share tiles in a forward
-MAX_SHARE = 128  # programs that share a row
+MIN_CHUNK = 256  # columns of a chunk: the loop over chunks is unrolled, so more chunks are more code
+MAX_HEADS = 1024  # whose rows may share tiles in a forward
+MAX_SHARE = 128  # programs that may hold a row together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,10 +114,10 @@ class CudaTiling:
     Attributes:
         shape, device: what it was made for.
         policy: the row of the table.
-        rows, columns: of a tile; of a row in chunks, columns of a chunk.
+        rows, columns: of a tile; where a row is in chunks, columns of a chunk; of "wide" and "shared", of a block.
         warps: of a program.
-        per_core: programs resident on a core.
-        order: how "rows" kernels number rows: ORDER of kernels.py.
+        per_core: programs resident on a core at once.
+        order: how the kernel numbers rows: ORDER of kernels.py or, for "wide" and "shared", of wide.py.
     """
 
     shape: Shape
@@ -146,12 +148,12 @@ class CudaTiling:
 
     @property
     def share(self) -> int:
-        """Programs that share a row; 0: none do."""
+        """Programs that hold a row together; 0: each program holds its own."""
         return self.column_blocks if self.kernel == "shared" else 0
 
     @property
     def heads(self) -> int:
-        """Sets of parameters, of which a program sees one; 1 where a tile's rows are of several heads."""
+        """Heads with parameters of their own, of which a program sees one; 1 where a tile may have rows of several heads."""
         return self.shape.n_outer if self.order == "heads" else 1
 
     @property
@@ -180,7 +182,7 @@ class CudaTiling:
 
     @functools.cached_property
     def splits(self) -> int:
-        """Partial sums of a row of dw: one a program, a group of programs that share rows, or a set of rows."""
+        """Rows of partial sums of dw, of all heads: one a program, of "shared" one a group, of "wide" one a set of rows."""
         if self.share:
             return min(self.row_tiles, self._resident // self.share)
         if self.kernel == "rows":
@@ -189,12 +191,12 @@ class CudaTiling:
 
     @functools.cached_property
     def column_grid(self) -> int:
-        """Programs of the kernel that takes columns."""
+        """Programs of `backward_wide_kernel`, which take blocks of columns."""
         return persistent_grid(self.column_blocks * self.splits, self.device, per_core=self.per_core)
 
     @property
     def stores_sums(self) -> bool:
-        """Whether the kernel stores gradients of parameters in place of partial sums: one program takes all rows."""
+        """Whether the kernel stores the gradients of parameters in place of partial sums: each has one partial sum."""
         return self.splits == self.heads
 
     @property
@@ -214,7 +216,7 @@ class CudaTiling:
         """Compiler options."""
         options = row_options(self.columns, self.warps)
         if self.shape.biased and self.shape.rounding.factors != "fp32":
-            # A product and a bias that are both bf16 would be fused, and the product not rounded before the sum.
+            # Else the compiler would fuse a product and the addition of a bias, and not round in between.
             options["enable_fp_fusion"] = False
         if self.policy.capped:
             options["maxnreg"] = register_cap(self.warps, self.per_core)
@@ -222,7 +224,7 @@ class CudaTiling:
 
 
 def choose(shape: Shape, device: Device) -> CudaTiling:
-    """The first row of the table that a shape matches, with its sizes."""
+    """The tiling of the first row that a shape matches. The last row of each table matches every shape."""
     padded = power_of_two(shape.width)
     chunk, chunks = equal_chunks(shape.width, least=MIN_CHUNK)
     share = ceil(shape.width / SHARE_COLUMNS)
@@ -262,14 +264,14 @@ def choose(shape: Shape, device: Device) -> CudaTiling:
 
 
 def of_qkv(tiling: CudaTiling) -> CudaTiling:
-    """The tiling of q, k and v together, from that for q."""
+    """The tiling of one launch for q, k and v, from that for q."""
     policy = QK_BACKWARD
     rows = max(1, policy.tile // tiling.columns)
     return dataclasses.replace(tiling, policy=policy, rows=rows, warps=policy.warps, per_core=policy.per_core)
 
 
 def programs_of_qkv(tiling: CudaTiling, n_outer: int, n_q_inner: int, n_k_inner: int) -> list[int]:
-    """Programs of q, k and v, in proportion to the bytes that they move, and no more than tiles."""
+    """The numbers of programs for q, k and v: in proportion to the bytes that they move, and not more than tiles."""
     resident = tiling.device.vector_cores * tiling.per_core
     heads, moved = (n_q_inner, n_k_inner, n_k_inner), (3 * n_q_inner, 3 * n_k_inner, 2 * n_k_inner)
     return [
@@ -279,7 +281,7 @@ def programs_of_qkv(tiling: CudaTiling, n_outer: int, n_q_inner: int, n_k_inner:
 
 
 def _order(shape: Shape) -> str:
-    """How kernels.py numbers the rows of tiles of several rows."""
+    """How kernels number rows where a tile may have several: ORDER of kernels.py."""
     if not shape.per_head:
         return shape.order
     in_tokens = not shape.backward and shape.n_outer <= MAX_HEADS and shape.n_outer * shape.n_inner <= MAX_COUNTED_ROWS
@@ -287,7 +289,7 @@ def _order(shape: Shape) -> str:
 
 
 def _programs_by_registers(shape: Shape, warps: int, padded: int) -> tuple[int, int]:
-    """Warps of a program that holds x, dy and partial sums of a row, and how many such programs a core has registers for."""
+    """Warps of a backward's program that holds a row in chunks, and how many such programs a core has registers for."""
     elements = padded // (warps * WARP)  # of a thread
     registers = 80 if elements <= 20 else 96 if elements <= 24 else 128  # as ptxas counts them
     if shape.gated or (shape.biased and padded > 2560):
