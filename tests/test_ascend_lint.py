@@ -23,10 +23,9 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("calls", ["KERNELS", pytest.param("SAMPLE", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("folder", PACKAGES, ids=lambda folder: folder.name)
-def test_a_sample_of_launches_is_clean(folder, calls):
-    sample = load_sample(folder, calls)
+def test_a_sample_of_launches_is_clean(folder):
+    sample = load_sample(folder)
     package = load([call for call in load_calls(folder) if call[0] in sample], [SOC], [TOOLCHAIN])
     assert len(package.subjects) >= len(sample)
     examined = list(examine_all(package, workers=1))

@@ -68,6 +68,7 @@ def test_models_that_accelerate_moves_are_left():
 
 
 def test_what_accelerate_puts_around_a_model_goes_first():
+    accelerate.state.AcceleratorState._reset_state(True)  # of a trainer before, whose precision is another
     model = make("Llama")
     report = npu_fused_linear_cross_entropy.patch(model)
     prepared = accelerate.Accelerator(cpu=True, mixed_precision="bf16").prepare_model(model)

@@ -10,8 +10,6 @@ from pathlib import Path
 import npu_tiling
 import pytest
 
-from tools import launches
-
 FILE = Path(__file__).with_name("golden_launches.json.xz")
 CHIPS = {name: npu_tiling.soc(name) for name in ("Ascend910B4", "Ascend910_9579")} | {"H200": npu_tiling.GPUS["H200"]}
 
@@ -40,6 +38,8 @@ def described(found):
 
 
 def current(chip):
+    from tools import launches
+
     return {label: described(found) for label, found in launches.of_package("rms_norm", CHIPS[chip])}
 
 

@@ -6,6 +6,7 @@ The hooks are in `integrations` of the operators' packages; nothing of them or o
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -55,7 +56,7 @@ def refused_kernels() -> str:
     Raises:
         ImportError: transformers cannot be imported.
     """
-    from transformers.utils import import_utils
+    import_utils = importlib.import_module("transformers.utils.import_utils")
 
     if import_utils.is_kernels_available():
         return ""
