@@ -83,7 +83,8 @@ class Signature:
         self._casts = {field: _CASTS[kinds[field]] for field in self.options if kinds[field] in _CASTS}
         self.results = tuple(results)
         arguments = [f"{'Tensor(a!)' if field in writes else _TYPES[kind]} {field}" for field, kind in kinds.items()]
-        self.schema = f"{name}({', '.join(arguments)}) -> ({', '.join(f'Tensor {each}' for each in self.results)})"
+        made = [f"Tensor {each}" for each in self.results] if len(self.results) > 1 else ["Tensor"]
+        self.schema = f"{name}({', '.join(arguments)}) -> ({', '.join(made)})"
         self.key = _key(kinds)
 
     def call(self, arguments: Sequence[Any]) -> Any:

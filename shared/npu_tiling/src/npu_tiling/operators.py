@@ -58,18 +58,26 @@ class Operator:
             forward_mode: whether PyTorch can differentiate what `reference` does.
         """
         self.signature = Signature(name, record, results, writes=writes, fixed=fixed)
+        self._is_single = len(results) == 1  # PyTorch has it without a tuple
         self._library, self._write, self._reference = library, plan, reference
         self._key, self._n_tensors = self.signature.key, len(self.signature.tensors)
         self._record: Callable[..., Any] = _record_nothing
         self._plans: dict[Hashable, Plan] = {}  # by key and chip
         self._functions: dict[Hashable, Callable[..., Any]] = {}  # by key
         self._approved: set[Hashable] = set()  # pairs of a check and the key of a call that passed it
-        library.define(self.signature.schema, self.run, self.signature.fake, forward_mode=forward_mode, repeats=False)
+        fake: Callable[..., Any] = self.signature.fake
+        if self._is_single:
+            implementation, fake = _first_of(self.run), _first_of(fake)
+        else:
+            implementation = self.run
+        self._implementation: Callable[..., Any] = implementation
+        library.define(self.signature.schema, implementation, fake, forward_mode=forward_mode, repeats=False)
 
     def autograd(self, record: Callable[..., Any]) -> None:
         """Set what runs where a tensor needs a gradient: mostly `apply` of a `Function`.
 
-        `record` takes `run`, the operator without its gradient, and the operator's arguments. It returns the results.
+        `record` takes `run`, the operator without its gradient, and the operator's arguments. It returns the results. Both
+        return a single result without a tuple, as PyTorch's operators do.
         """
 
         def record_if_needed(run: Callable[..., Any], *arguments: Any) -> Any:
@@ -93,7 +101,7 @@ class Operator:
         except (AttributeError, TypeError):  # an argument of a wrong type: the check will say so
             return None
         if torch.is_grad_enabled() and needs_gradient(call[: self._n_tensors]):
-            return self._record(self.run, *call)
+            return self._tuple(self._record(self._implementation, *call))
         run = self._functions.get(key)
         return (None if run is None else run(*call)) or self._by_steps(key, call, may_compile=True)
 
@@ -101,11 +109,11 @@ class Operator:
         """The results of a call. `check`: what the call has passed; `again` then accepts equal calls without it."""
         arguments = self.signature.arguments(call) if self.signature.fixed else call
         if not is_unobserved():
-            return self._library(self.signature.name, *arguments)
+            return self._tuple(self._library(self.signature.name, *arguments))
         key = self._key(*arguments)
         is_plain = key is not None and key[-1]
         if not is_plain or torch.is_grad_enabled():
-            results = self._library(self.signature.name, *arguments)
+            results = self._tuple(self._library(self.signature.name, *arguments))
         elif recording.active is not None or is_overridden():
             results = self._by_steps(key, arguments, may_compile=False)
         else:
@@ -118,7 +126,7 @@ class Operator:
         return results
 
     def run(self, *arguments: Any) -> Any:
-        """The operator's implementation, which PyTorch's dispatcher calls below autograd, for tensors of any device."""
+        """The results, without autograd: what PyTorch's dispatcher calls for tensors of any device."""
         if recording.active is not None or is_overridden() or torch._C._len_torch_dispatch_stack():
             return self._by_steps(None, arguments, may_compile=False)
         key = self._key(*arguments) if self._functions else None
@@ -127,7 +135,10 @@ class Operator:
 
     def below_autograd(self, call: Any) -> Any:
         """The results of a call that autograd is not to record."""
-        return self._library.below_autograd(self.signature.name, *self.signature.arguments(call))
+        return self._tuple(self._library.below_autograd(self.signature.name, *self.signature.arguments(call)))
+
+    def _tuple(self, results: Any) -> Any:
+        return (results,) if self._is_single else results
 
     def plan(self, call: Any, chip: Device, *, tiles: Mapping[str, Any] | None = None) -> Plan:
         """The plan of a call on a chip; nothing runs. Tensors may be on the meta device.
@@ -177,6 +188,15 @@ class Operator:
                 self._functions[key] = function
         else:
             plan.is_direct = is_direct(plan, device_of(tensors))
+
+
+def _first_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that returns the first result alone."""
+
+    def first(*arguments: Any) -> Any:
+        return function(*arguments)[0]
+
+    return first
 
 
 def _record_nothing(run: Callable[..., Any], *arguments: Any) -> Any:
