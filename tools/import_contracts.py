@@ -14,8 +14,7 @@ from . import layers
 from .workspace import CORE, ROOT, Package, read_packages
 
 DEVICE = "device"  # the folder of the core that imports Triton
-KERNELS = ("formula", "both", "wide", "ascend", "cuda")  # where an operator's device code lies, beside its tilings
-TILING = "tiling"
+KERNEL = "@triton.jit"  # what a page of kernels has
 
 
 def contracts(packages: Iterable[Package], root: Path = ROOT) -> dict[str, Mapping[str, str]]:
@@ -28,16 +27,14 @@ def contracts(packages: Iterable[Package], root: Path = ROOT) -> dict[str, Mappi
     of_core = _modules(packages, root, core)
     device = [name for name in of_core if _is_in(name, 1, DEVICE)]
     host = [name for name in of_core if name not in device]
-    of_operators = [name for module in operators for name in _modules(packages, root, module)]
-    device_code = [*device, *(name for name in of_operators if _is_in(name, 1, *KERNELS) and TILING not in name.split("."))]
-    tilings = [name for name in of_operators if TILING in name.split(".")]
+    of_operators = [name for module in operators for name in _modules(packages, root, module, containing=KERNEL)]
     written: dict[str, dict[str, str | list[str]]] = {
         "Operators do not import each other": {"type": "independence", "modules": operators},
         "Operators import no development package": _forbid(operators, development),
         "The core imports nothing of ours": _forbid([core], [*operators, *development]),
         f"Of the core {DEVICE} alone imports Triton": _forbid_modules(host, ["triton", *device]),
-        f"Device code imports no PyTorch, and of the core {DEVICE} alone": _forbid_modules(device_code, ["torch", *host]),
-        "Tiling imports neither Triton nor device code": _forbid_modules(tilings, ["triton", *device_code]),
+        f"{DEVICE} imports nothing else of the core": _forbid_modules(device, ["torch", *host]),
+        "Pages of kernels import no PyTorch": {**_forbid(of_operators, ["torch"]), "allow_indirect_imports": "True"},
         "Data flows one way": _layers(operators, layers.OPERATOR),
         "No circles": {"type": "acyclic_siblings", "ancestors": modules},
         f"Layers of {core}": _layers([core], layers.CORE),
@@ -58,12 +55,12 @@ def contracts(packages: Iterable[Package], root: Path = ROOT) -> dict[str, Mappi
     return sections
 
 
-def _modules(packages: Iterable[Package], root: Path, module: str) -> list[str]:
-    """The full names of all modules of one package, folders of modules among them."""
+def _modules(packages: Iterable[Package], root: Path, module: str, containing: str = "") -> list[str]:
+    """The full names of all modules of one package with that text in them, folders of modules among them."""
     (folder,) = (package.folder for package in packages if package.module == module)
     source = root / folder / "src"
-    paths = (path.relative_to(source).with_suffix("") for path in sorted((source / module).rglob("*.py")))
-    return [".".join(path.parts).removesuffix(".__init__") for path in paths]
+    paths = [path for path in sorted((source / module).rglob("*.py")) if containing in path.read_text()]
+    return [".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__") for path in paths]
 
 
 def _is_in(name: str, level: int, *folders: str) -> bool:
