@@ -9,7 +9,7 @@ import npu_tiling
 import pytest
 import torch
 from npu_tiling import plans
-from npu_tiling.calls import Empty
+from npu_tiling.calls import Empty, Size
 from npu_tiling.chips import detection
 from npu_tiling.launching import fallback
 from npu_tiling.launching.direct import DirectCall
@@ -361,3 +361,77 @@ def test_slots_know_which_strides_are_contiguous():
     for shape, strides, expected in (((2, 3), (3, 1), True), ((2, 3), (1, 2), False), ((1, 3), (7, 1), True)):
         assert Slot(0, shape, strides, torch.float32, 0).is_contiguous() is expected
     assert Empty((2, 3, 4), torch.float32, last_outermost=True).strides == (3, 1, 6)
+
+
+class Sorted(NamedTuple):
+    """The upper halves of fp32 numbers in ascending order, from the number at `first` on."""
+
+    x: Tensor
+    first: Size
+    bound: float | None
+
+    def results(self):
+        return {"halves": Empty((self.x.numel() - self.first, 2), torch.int16)}
+
+
+def sorted_halves(p, call):
+    x = call.x
+    if call.bound is not None:
+        x = p.new(Empty(x.shape, x.dtype))
+        p.torch(torch.clamp, call.x, call.bound)  # what it returns is not used
+        p.torch(torch.Tensor.copy_, x, call.x, writes=[x])
+    values, _ = p.torch(torch.sort, x, makes=(Empty(x.shape, x.dtype), Empty(x.shape, torch.int64)))
+    last = p.view(values, (x.numel() - call.first,), (1,), call.first)
+    halves = p.view(last, (x.numel() - call.first, 2), (2, 1), dtype=torch.int16)
+    return [p.torch(torch.clone, halves, makes=call.results()["halves"])]
+
+
+class Cleared(NamedTuple):
+    """Sets x to 0."""
+
+    x: Tensor
+
+    def results(self):
+        return {}
+
+
+def clear(p, call):
+    p.torch(torch.Tensor.zero_, call.x, writes=[call.x])
+    return ()
+
+
+SORTED = Operator(
+    LIBRARY,
+    "sorted_halves",
+    Sorted,
+    ["halves"],
+    plan=sorted_halves,
+    reference=lambda call: [call.x.sort().values.view(torch.int16).view(-1, 2)[call.first :].clone()],
+)
+CLEARED = Operator(
+    LIBRARY, "cleared_", Cleared, [], plan=clear, reference=lambda call: (call.x.zero_(), ())[1], writes=["x"]
+)
+
+
+def test_one_result_stands_by_itself_and_a_symbol_is_an_option(launches):
+    assert SORTED.signature.schema == "sorted_halves(Tensor x, SymInt first, float? bound) -> (Tensor halves)"
+    for bound in (None, -9.0):
+        torch.library.opcheck(torch.ops.npu_tiling_test_plans.sorted_halves.default, (torch.randn(8), 2, bound))
+        for _ in range(4):  # by steps, then as a function
+            x = torch.randn(8)
+            assert torch.equal(SORTED(Sorted(x, 2, bound)), x.sort().values.view(torch.int16).view(-1, 2)[2:])
+    assert SORTED._functions
+
+
+def test_an_operator_without_results_returns_none(launches):
+    assert CLEARED.signature.schema == "cleared_(Tensor(a!) x) -> ()"
+    for _ in range(4):
+        x = torch.randn(8)
+        assert CLEARED(Cleared(x)) is None and not x.any()
+    assert CLEARED._functions
+
+
+def test_flags_are_constants_beside_those_of_the_tiling():
+    plan = Plan(CHIP)
+    plan.choose("scale", Tile(64), flags={"BY_ROW": True})
+    assert plan.decisions["scale"].spec.constants == {"BLOCK": 64, "BY_ROW": True}

@@ -1,24 +1,28 @@
 """The record of an operator's call, and what follows from its fields: the schema, the fake function and the key.
 
-A record is a NamedTuple: first its tensors (`Tensor`, `Tensor | None`), then its options (float, int, bool, str, dtype). Its
-method `results` maps the name of each result to an `Empty`, or to None where the call does not ask for it. `results` reads
-nothing but shapes and dtypes. So the fields of a record may be tensors, tensors without data, or the slots of a plan.
+A record is a NamedTuple: first its tensors (`Tensor`, `Tensor | None`), then its options (float, int, `Size`, bool, str,
+dtype). Its method `results` maps the name of each result to an `Empty`, or to None where the call does not ask for it.
+`results` reads nothing but shapes and dtypes. So the fields of a record may be tensors, tensors without data, or the slots
+of a plan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, NewType, get_type_hints
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-_TYPES = {  # as PyTorch's schemas spell them
+Size = NewType("Size", int)  # an option that a compiler may keep as a symbol: a number of rows, or the place of one
+_TYPES: dict[Any, str] = {  # as PyTorch's schemas spell them
     Tensor: "Tensor",
     Tensor | None: "Tensor?",
     float: "float",
+    float | None: "float?",
     int: "int",
+    Size: "SymInt",
     bool: "bool",
     str: "str",
     torch.dtype: "ScalarType",
@@ -83,8 +87,7 @@ class Signature:
         self._casts = {field: _CASTS[kinds[field]] for field in self.options if kinds[field] in _CASTS}
         self.results = tuple(results)
         arguments = [f"{'Tensor(a!)' if field in writes else _TYPES[kind]} {field}" for field, kind in kinds.items()]
-        made = [f"Tensor {each}" for each in self.results] if len(self.results) > 1 else ["Tensor"]
-        self.schema = f"{name}({', '.join(arguments)}) -> ({', '.join(made)})"
+        self.schema = f"{name}({', '.join(arguments)}) -> ({', '.join(f'Tensor {each}' for each in self.results)})"
         self.key = _key(kinds)
 
     def call(self, arguments: Sequence[Any]) -> Any:
@@ -98,11 +101,15 @@ class Signature:
         """The operator's arguments: the fields of a record that are not fixed."""
         return tuple(value for field, value in zip(call._fields, call, strict=True) if field not in self.fixed)
 
-    def fake(self, *arguments: Any) -> tuple[Tensor | None, ...]:
+    def returned(self, results: Sequence[Any]) -> Any:
+        """What the operator returns: a tuple of several results, one result by itself, or None where there are none."""
+        return tuple(results) if len(self.results) > 1 else results[0] if results else None
+
+    def fake(self, *arguments: Any) -> Any:
         """The results without data, for compilers and the meta device."""
         call = self.call(arguments)
         device, wanted = device_of(call), call.results()
-        return tuple(_without_data(wanted[name], device) for name in self.results)
+        return self.returned([_without_data(wanted[name], device) for name in self.results])
 
 
 def device_of(call: Any) -> torch.device:

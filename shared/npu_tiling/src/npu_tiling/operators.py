@@ -51,33 +51,27 @@ class Operator:
             name: the operator's name.
             record: the type of its records; see calls.py.
             results: names of its results, which are keys of the record's `results`.
-            plan: takes a plan and a record of slots, adds the steps of the call, and returns the slots of the results.
-            reference: takes a record of tensors and returns the results, where there are no kernels.
+            plan: takes a plan and a record of slots, adds the steps of the call, and returns the slots of the results: a
+                sequence, also of one or none.
+            reference: takes a record of tensors and returns the results in a sequence, where there are no kernels.
             writes: names of the tensors that it writes to.
             fixed: fields of the record that are no arguments of the operator, with their values.
             forward_mode: whether PyTorch can differentiate what `reference` does.
         """
         self.signature = Signature(name, record, results, writes=writes, fixed=fixed)
-        self._is_single = len(results) == 1  # PyTorch has it without a tuple
         self._library, self._write, self._reference = library, plan, reference
-        self._key, self._n_tensors = self.signature.key, len(self.signature.tensors)
+        self._key, self._returned = self.signature.key, self.signature.returned
+        self._n_tensors = len(self.signature.tensors)
         self._record: Callable[..., Any] = _record_nothing
         self._plans: dict[Hashable, Plan] = {}  # by key and chip
         self._functions: dict[Hashable, Callable[..., Any]] = {}  # by key
         self._approved: set[Hashable] = set()  # pairs of a check and the key of a call that passed it
-        fake: Callable[..., Any] = self.signature.fake
-        if self._is_single:
-            implementation, fake = _first_of(self.run), _first_of(fake)
-        else:
-            implementation = self.run
-        self._implementation: Callable[..., Any] = implementation
-        library.define(self.signature.schema, implementation, fake, forward_mode=forward_mode, repeats=False)
+        library.define(self.signature.schema, self.run, self.signature.fake, forward_mode=forward_mode, repeats=False)
 
     def autograd(self, record: Callable[..., Any]) -> None:
         """Set what runs where a tensor needs a gradient: mostly `apply` of a `Function`.
 
-        `record` takes `run`, the operator without its gradient, and the operator's arguments. It returns the results. Both
-        return a single result without a tuple, as PyTorch's operators do.
+        `record` takes `run`, the operator without its gradient, and the operator's arguments. It returns the results.
         """
 
         def record_if_needed(run: Callable[..., Any], *arguments: Any) -> Any:
@@ -91,7 +85,10 @@ class Operator:
         self._library.gradient(self.signature.name)
 
     def again(self, check: Hashable, call: Any) -> Any:
-        """The results, if an equal call has passed `check`; None: the caller has to check the arguments and call."""
+        """The results, if an equal call has passed `check`; None: the caller has to check the arguments and call.
+
+        The operator has results.
+        """
         if not is_unobserved() or recording.active is not None or is_overridden():
             return None
         try:
@@ -101,24 +98,24 @@ class Operator:
         except (AttributeError, TypeError):  # an argument of a wrong type: the check will say so
             return None
         if torch.is_grad_enabled() and needs_gradient(call[: self._n_tensors]):
-            return self._tuple(self._record(self._implementation, *call))
+            return self._record(self.run, *call)
         run = self._functions.get(key)
-        return (None if run is None else run(*call)) or self._by_steps(key, call, may_compile=True)
+        results = None if run is None else run(*call)
+        return self._by_steps(key, call, may_compile=True) if results is None else results
 
     def __call__(self, call: Any, check: Hashable = None) -> Any:
         """The results of a call. `check`: what the call has passed; `again` then accepts equal calls without it."""
         arguments = self.signature.arguments(call) if self.signature.fixed else call
         if not is_unobserved():
-            return self._tuple(self._library(self.signature.name, *arguments))
+            return self._library(self.signature.name, *arguments)
         key = self._key(*arguments)
         is_plain = key is not None and key[-1]
         if not is_plain or torch.is_grad_enabled():
-            results = self._tuple(self._library(self.signature.name, *arguments))
+            results = self._library(self.signature.name, *arguments)
         elif recording.active is not None or is_overridden():
             results = self._by_steps(key, arguments, may_compile=False)
         else:
-            run = self._functions.get(key)
-            results = (None if run is None else run(*arguments)) or self._by_steps(key, arguments, may_compile=True)
+            results = self._run(key, arguments)
         if is_plain and check is not None and recording.active is None and not is_overridden():
             if len(self._approved) >= _MOST_KEYS:
                 self._approved.clear()
@@ -126,19 +123,14 @@ class Operator:
         return results
 
     def run(self, *arguments: Any) -> Any:
-        """The results, without autograd: what PyTorch's dispatcher calls for tensors of any device."""
+        """The operator's implementation, which PyTorch's dispatcher calls below autograd, for tensors of any device."""
         if recording.active is not None or is_overridden() or torch._C._len_torch_dispatch_stack():
             return self._by_steps(None, arguments, may_compile=False)
-        key = self._key(*arguments) if self._functions else None
-        run = self._functions.get(key)
-        return (None if run is None else run(*arguments)) or self._by_steps(key, arguments, may_compile=True)
+        return self._run(self._key(*arguments) if self._functions else None, arguments)
 
     def below_autograd(self, call: Any) -> Any:
         """The results of a call that autograd is not to record."""
-        return self._tuple(self._library.below_autograd(self.signature.name, *self.signature.arguments(call)))
-
-    def _tuple(self, results: Any) -> Any:
-        return (results,) if self._is_single else results
+        return self._library.below_autograd(self.signature.name, *self.signature.arguments(call))
 
     def plan(self, call: Any, chip: Device, *, tiles: Mapping[str, Any] | None = None) -> Plan:
         """The plan of a call on a chip; nothing runs. Tensors may be on the meta device.
@@ -156,12 +148,20 @@ class Operator:
         plan.results = tuple(self._write(plan, type(call)(*slots)))
         return plan
 
+    def _run(self, key: Any, arguments: Sequence[Any]) -> Any:
+        """The results, from the function of the plan where there is one."""
+        run = self._functions.get(key)
+        results = None if run is None else run(*arguments)
+        if results is None:
+            return self._by_steps(key, arguments, may_compile=True)
+        return results if self.signature.results else None
+
     def _by_steps(self, key: Any, arguments: Sequence[Any], *, may_compile: bool) -> Any:
         """The results, from the reference or from the plan's steps. `may_compile`: it may make a function of the plan."""
         call = self.signature.call(arguments)
         chip = device_for(device_of(call))
         if chip is None:
-            return self._reference(call)
+            return self._returned(self._reference(call))
         key = key or self._key(*arguments)  # no earlier: the reference needs none
         plan = self._plans.get((key, chip))
         if plan is None or plan.replaced is not fallback._replaced:  # a test may begin without refused tilings
@@ -172,7 +172,7 @@ class Operator:
             self._keep(key, chip, plan)
             if may_compile and key[-2]:
                 self._compile(key, plan, tensors, len(arguments))
-        return results
+        return self._returned(results)
 
     def _keep(self, key: Hashable, chip: Device, plan: Plan) -> None:
         if len(self._plans) >= _MOST_KEYS:
@@ -188,15 +188,6 @@ class Operator:
                 self._functions[key] = function
         else:
             plan.is_direct = is_direct(plan, device_of(tensors))
-
-
-def _first_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that returns the first result alone."""
-
-    def first(*arguments: Any) -> Any:
-        return function(*arguments)[0]
-
-    return first
 
 
 def _record_nothing(run: Callable[..., Any], *arguments: Any) -> Any:

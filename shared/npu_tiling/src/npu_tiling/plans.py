@@ -1,8 +1,8 @@
 """What a call does on a chip, as data: a `Plan` lists the call's steps in order. Steps refer to slots, and not to tensors.
 
-There are four kinds of step: `New` allocates memory, `View` gives memory another shape, `Launch` launches a kernel, and
-`Torch` calls a function in PyTorch (a copy, a product, a collective). An operator writes a plan once for all calls with one
-key. `run_plan` runs its steps, `compile_plan` makes one Python function of them, and tests read them.
+There are four kinds of step: `New` allocates memory, `View` gives memory another shape or dtype, `Launch` launches a kernel,
+and `Torch` calls a function in PyTorch (a copy, a product, a sort, a collective). An operator writes a plan once for all
+calls with one key. `run_plan` runs its steps, `compile_plan` makes one Python function of them, and tests read them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import itertools
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
 
@@ -84,7 +84,7 @@ class New(NamedTuple):
 
 
 class View(NamedTuple):
-    """Make a slot that shares another slot's memory."""
+    """Make a slot that shares another slot's memory; of another dtype it has the memory's bits."""
 
     slot: Slot
     asked: Asked
@@ -94,13 +94,13 @@ class Torch(NamedTuple):
     """Call `function` with slots and constants.
 
     Attributes:
-        made: the slot of what the function returns; None: its result is not used.
+        made: the slots of the tensors that the function returns: of one, of several in a sequence, or none that are used.
         writes: those of its arguments that it writes to.
     """
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
-    made: Slot | None
+    made: tuple[Slot, ...]
     writes: tuple[Slot, ...]
     asked: Asked
 
@@ -200,19 +200,33 @@ class Plan:
         self.steps.append(New(slot, _asked()))
         return slot
 
-    def view(self, of: Any, shape: Sequence[int], strides: Sequence[int], start: int = 0) -> Any:
-        """A slot in the memory of `of` with another shape. It begins `start` elements after the first element of `of`."""
-        number = next(self._numbers)
-        slot = replace(of, number=number, shape=tuple(shape), strides=tuple(strides), start=of.start + start)
+    def view(
+        self, of: Any, shape: Sequence[int], strides: Sequence[int], start: int = 0, dtype: torch.dtype | None = None
+    ) -> Any:
+        """A slot in the memory of `of` with another shape. It begins `start` elements after the first element of `of`.
+
+        `dtype`: of the slot, whose elements are that memory's bits; strides and `start` count these elements. None: that of
+        `of`. Memory of elements of another size has to be contiguous.
+        """
+        number, dtype = next(self._numbers), dtype or of.dtype
+        start += of.start * of.dtype.itemsize // dtype.itemsize
+        slot = Slot(number, tuple(shape), tuple(strides), dtype, of.base, start)
         self.steps.append(View(slot, _asked()))
         return slot
 
-    def torch(self, function: Any, *arguments: Any, makes: Empty | None = None, writes: Sequence[Slot] = ()) -> Any:
-        """Call function(*arguments). `writes`: those arguments that it writes to. Returns a slot for what it `makes`."""
+    def torch(
+        self,
+        function: Any,
+        *arguments: Any,
+        makes: Empty | Sequence[Empty] | None = None,
+        writes: Sequence[Slot] = (),
+    ) -> Any:
+        """Call function(*arguments), which may write to these arguments. Returns a slot, or a tuple, for what it `makes`."""
         self._order([each for each in arguments if type(each) is Slot], writes)
-        made = None if makes is None else self._slot(makes)
+        wanted: Sequence[Empty] = [makes] if isinstance(makes, Empty) else makes or []
+        made = tuple([self._slot(each) for each in wanted])
         self.steps.append(Torch(function, arguments, made, tuple(writes), _asked()))
-        return made
+        return made[0] if isinstance(makes, Empty) else made or None
 
     def contiguous(self, slot: Any) -> Any:
         """The slot, or a contiguous copy of it; None for None."""
@@ -220,7 +234,13 @@ class Plan:
             return slot
         return self.torch(torch.Tensor.contiguous, slot, makes=Empty(slot.shape, slot.dtype))
 
-    def choose(self, decision: str, tiling: Any, smaller: Callable[[Any], Any] = lambda _: None) -> Any:
+    def choose(
+        self,
+        decision: str,
+        tiling: Any,
+        smaller: Callable[[Any], Any] = lambda _: None,
+        flags: Mapping[str, Any] | None = None,
+    ) -> Any:
         """The tiling of a decision: `tiling`, or the caller's in `tiles`, or what takes its place if that was refused.
 
         Where a compiler refuses a launch of this decision, the steps from here on are planned again.
@@ -229,11 +249,12 @@ class Plan:
             decision: its name; `launch` takes it too.
             tiling: what the tables chose.
             smaller: maps a refused tiling to the next one to try, or to None.
+            flags: the kernel's constants that do not follow from the tiling.
         """
         tiling = self.tiles.get(decision, tiling)
         while self.replaced and (decision, tiling) in self.replaced:
             tiling = self.replaced[decision, tiling]
-        self.decisions[decision] = Decision(decision, LaunchSpec.of(tiling, {}), smaller, len(self.steps))
+        self.decisions[decision] = Decision(decision, LaunchSpec.of(tiling, flags or {}), smaller, len(self.steps))
         return tiling
 
     def launch(
@@ -282,8 +303,7 @@ class Plan:
             if type(step) is Launch:
                 used = {slot.base if by_address else slot.number for slot in step.slots if slot is not None}
             elif type(step) is Torch:
-                used = {each.number for each in step.arguments if type(each) is Slot}
-                used |= set() if step.made is None or step.made.number in alive else {step.made.number}
+                used = {each.number for each in (*step.arguments, *step.made) if type(each) is Slot}
             elif step.slot.number in alive:
                 used = {step.slot.base} if type(step) is View else set()
             else:  # memory or a view that no later step uses
@@ -354,11 +374,12 @@ def run_plan(
         elif type(step) is View:
             slot, base = step.slot, memory[step.slot.base]
             assert base is not None
+            base = base if base.dtype == slot.dtype else base.view(slot.dtype)
             memory[slot.number] = base.as_strided(slot.shape, slot.strides, base.storage_offset() + slot.start)
         elif type(step) is Torch:
             made = step.function(*[memory[each.number] if type(each) is Slot else each for each in step.arguments])
-            if step.made is not None:
-                memory[step.made.number] = made
+            for slot, tensor in zip(step.made, made if len(step.made) > 1 else (made,), strict=False):
+                memory[slot.number] = tensor
         for number in ends[i]:
             del memory[number]
         i += 1
@@ -410,8 +431,8 @@ def _writes_argument(plan: Plan, step: Step) -> bool:
 def compile_plan(plan: Plan, tensors: Sequence[Tensor | None], n_arguments: int) -> Callable[..., Any] | None:
     """Makes a Python function of an operator's arguments that runs a plan's steps without any decision.
 
-    The function returns the results. While the tensors' device is not the current one, or a profiler watches launches, it
-    does nothing and returns None.
+    The function returns the results: one by itself, else a tuple. While the tensors' device is not the current one, or a
+    profiler watches launches, it does nothing and returns None.
 
     Returns:
         The function; None where a kernel of the plan needs Triton's JIT, or tensors lie on several devices.
@@ -448,6 +469,10 @@ class _Writer:
         self._plan, self._device, self._n_arguments = plan, device, n_arguments
         self._values: list[Any] = []
         self._by_address = device.type == "cuda"  # Triton's launcher takes addresses, that of triton-ascend tensors
+        made = [
+            step.made if isinstance(step, Torch) else () if isinstance(step, Launch) else (step.slot,) for step in plan.steps
+        ]
+        self._dtypes = {each.number: each.dtype for each in (*plan.arguments, *itertools.chain(*made)) if each is not None}
 
     def function(self, calls: Iterator[Any]) -> Callable[..., Any]:
         """The function. `calls` gives a DirectCall and its watchers for each launch of the plan, in order."""
@@ -463,8 +488,10 @@ class _Writer:
             elif isinstance(step, View):
                 line = f"t{step.slot.number} = {self._view(step.slot)}"
             elif isinstance(step, Torch):
-                made = "" if step.made is None else f"t{step.made.number} = "
-                line = f"{made}{self._name(step.function)}({', '.join(map(self._spell, step.arguments))})"
+                made = ", ".join(f"t{slot.number}" for slot in step.made)
+                line = (
+                    f"{made}{' = ' * bool(made)}{self._name(step.function)}({', '.join(map(self._spell, step.arguments))})"
+                )
             else:
                 call, watching = next(calls)
                 watchers[id(watching)] = watching
@@ -477,7 +504,8 @@ class _Writer:
         conditions = [] if current is None else [f"{self._name(current)}() != {index}"]
         conditions += [self._name(each) for each in watchers.values()]
         first = [f"if {' or '.join(conditions)}: return None"] if conditions else []
-        last = f"return ({''.join(f'{self._spell(slot)}, ' for slot in self._plan.results)})"
+        results = [self._spell(slot) for slot in self._plan.results]
+        last = f"return {results[0]}" if len(results) == 1 else f"return ({', '.join(results)})"
         parameters = [f"t{i}" if i < len(self._plan.arguments) else f"o{i}" for i in range(self._n_arguments)]
         body = "\n  ".join([f"def run({', '.join(parameters)}):", *first, *lines, last])
         names = ", ".join(f"c{i}" for i in range(len(self._values)))
@@ -501,8 +529,11 @@ class _Writer:
 
     def _view(self, slot: Slot) -> str:
         shape, strides, start = map(self._name, (slot.shape, slot.strides, slot.start))
-        first = f"t{slot.base}.storage_offset() + {start}" if slot.base < len(self._plan.arguments) else start
-        return f"t{slot.base}.as_strided({shape}, {strides}, {first})"
+        base = own = f"t{slot.base}"
+        if self._dtypes[slot.base] != slot.dtype:
+            base, own = f"(own := {base}.view({self._name(slot.dtype)}))", "own"
+        first = f"{own}.storage_offset() + {start}" if slot.base < len(self._plan.arguments) else start
+        return f"{base}.as_strided({shape}, {strides}, {first})"
 
 
 @functools.lru_cache(maxsize=4096)
