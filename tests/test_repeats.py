@@ -88,8 +88,8 @@ def repeated(repeats_of_every_place, monkeypatch):
     call, compile_plan = Repetition.__call__, operators.compile_plan
     monkeypatch.setattr(Repetition, "__call__", lambda self, tensors: seen.append(self) or call(self, tensors))
 
-    def counted(plan, tensors, n_arguments):
-        run = compile_plan(plan, tensors, n_arguments)
+    def counted(plan, tensors, lengths):
+        run = compile_plan(plan, tensors, lengths)
         return run and (lambda *arguments: seen.append(plan) or run(*arguments))
 
     monkeypatch.setattr(operators, "compile_plan", counted)

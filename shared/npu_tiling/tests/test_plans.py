@@ -3,19 +3,20 @@
 import ctypes
 import gc
 import weakref
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import npu_tiling
 import pytest
 import torch
 from npu_tiling import plans
-from npu_tiling.calls import Empty, Size
+from npu_tiling.calls import Empty, Size, are_aligned
 from npu_tiling.chips import detection
 from npu_tiling.launching import fallback
 from npu_tiling.launching.direct import DirectCall
 from npu_tiling.launching.kernels import Kernels
 from npu_tiling.operators import Operator
-from npu_tiling.plans import Plan, Slot
+from npu_tiling.plans import Plan, Reached, Slot
 from npu_tiling.pytorch import arguments
 from npu_tiling.pytorch.autograd import Function, apply
 from npu_tiling.pytorch.library import OperatorLibrary
@@ -435,3 +436,90 @@ def test_flags_are_constants_beside_those_of_the_tiling():
     plan = Plan(CHIP)
     plan.choose("scale", Tile(64), flags={"BY_ROW": True})
     assert plan.decisions["scale"].spec.constants == {"BLOCK": 64, "BY_ROW": True}
+
+
+class Listed(NamedTuple):
+    """Each of several tensors times a factor, where it is asked for, and one more tensor."""
+
+    xs: Sequence[Tensor]
+    x: Tensor
+    factor: float
+    wanted: Sequence[bool]
+    n: Size
+    dtype: torch.dtype | None
+
+    def results(self, chip):
+        asked = zip(self.xs, self.wanted, strict=True)
+        return {"ys": [Empty(x.shape, x.dtype) if each else None for x, each in asked], "y": None}
+
+
+def halve_and_leave(one, others):
+    return one / 2, None, [other / 2 for other in others][-1]
+
+
+def scale_list(p: Plan, call: Listed):
+    p.choose("scale", Tile(64))
+    ys = [p.new(each) for each in call.results(p.chip)["ys"]]
+    for x, y in zip(call.xs, ys, strict=True):
+        if y is not None:
+            given = {"p_x": Reached([x, call.x]), "p_y": y}
+            p.launch(scale_kernel, "scale", 1, reads=given, writes={}, sizes={"n": x.numel(), "factor": 2 * call.factor})
+    alike = Empty(call.x.shape, call.x.dtype)
+    one, nothing, last = p.torch(halve_and_leave, ys[0], [ys[0], ys[-1]], makes=[alike, None, alike])
+    assert nothing is None
+    return [one, *ys[1:-1], last], None
+
+
+def scaled_list(call: Listed):
+    return [x * call.factor if each else None for x, each in zip(call.xs, call.wanted, strict=True)], None
+
+
+LISTED = Operator(LIBRARY, "listed", Listed, ["ys", "y"], plan=scale_list, reference=scaled_list, lists=["ys"], batched=True)
+
+
+def test_lists_are_arguments_results_and_arguments_of_steps(launches):
+    schema = "listed(Tensor[] xs, Tensor x, float factor, bool[] wanted, SymInt n, ScalarType? dtype) -> "
+    assert LISTED.signature.schema == schema + "(Tensor?[] ys, Tensor y)"
+    for wanted in ((True, True, True), (True, False, True)):
+        torch.library.opcheck(
+            torch.ops.npu_tiling_test_plans.listed.default,
+            ([torch.randn(2, 8) for _ in range(3)], torch.randn(2, 8), 3.0, wanted, 1, None),
+            test_utils="test_faketensor",
+        )
+        for _ in range(4):
+            xs = [torch.randn(2, 8) for _ in range(3)]
+            ys, none = LISTED(Listed(xs, torch.randn(2, 8), 3.0, wanted, 1, None))
+            expected = [3 * x if i in (0, 2) else 6 * x for i, x in enumerate(xs)]
+            assert none is None
+            for one, asked, y in zip(ys, wanted, expected, strict=True):
+                assert torch.equal(one, y) if asked else one is None
+    assert ways(launches)[-4:] == ["direct"] * 4
+
+
+def test_a_plan_knows_whether_the_tensors_of_a_list_are_aligned():
+    aligned, other = torch.empty(64), torch.empty(64)[4:]
+    assert are_aligned([aligned]) and not are_aligned([aligned, other])
+    for xs, expected in (([aligned, aligned], True), ([aligned, other], False)):
+        call = Listed([x[:32] for x in xs], aligned[:32], 1.0, [True, True], 1, None)
+        assert LISTED.plan(call, CHIP).aligned_lists is expected
+    keys = [LISTED.signature.key([x[:32]], aligned, 1.0, [True], 1, None) for x in (aligned, other)]
+    assert keys[0] != keys[1]
+
+
+@pytest.mark.parametrize("by_address", [False, True], ids=["tensors, as on npu", "addresses, as on cuda"])
+def test_a_launch_may_be_given_tuples_of_slots(launches, by_address):
+    plan, given = Plan(CHIP), []
+    x, y = plan.argument(torch.empty(4)), plan.argument(torch.empty(4))
+    plan.choose("scale", Tile(64))
+    plan.launch(
+        scale_kernel, "scale", 1, reads={"p_x": (x, y)}, writes={"p_y": Reached([y, x])}, sizes={"n": 4, "factor": 1.0}
+    )
+    call = DirectCall(lambda grid, _, __, stream, *arguments: given.extend(arguments), lambda index: 0, (), ())
+    tensors = torch.empty(4), torch.empty(4)
+    writer = plans._Writer(plan, torch.device("cpu"), [2])
+    writer._by_address = by_address
+    writer.function(iter([(call, ())]))([*tensors])
+    first, second = (tensor.data_ptr() for tensor in tensors) if by_address else tensors
+    assert all(one is each or one == each for one, each in zip(given[0], (first, second), strict=True))
+    assert given[1] is second or given[1] == second
+    assert [slot.number for slot in plans.slots_in(plan.steps[0].slots)] == [0, 1, 1, 0]

@@ -1,37 +1,47 @@
 """The record of an operator's call, and what follows from its fields: the schema, the fake function and the key.
 
-A record is a NamedTuple: first its tensors (`Tensor`, `Tensor | None`), then its options (float, int, `Size`, bool, str,
-dtype). Its method `results` maps the name of each result to an `Empty`, or to None where the call does not ask for it.
-`results` reads nothing but shapes and dtypes. So the fields of a record may be tensors, tensors without data, or the slots
-of a plan.
+A record is a NamedTuple: first its tensors (`Tensor`, `Tensor | None`, `Sequence[Tensor]`), then its options (float, int,
+`Size`, bool, `Sequence[bool]`, str, dtype). Its method `results` maps the name of each result to an `Empty`, to a list of
+them, or to None where the call does not ask for it. `results` reads nothing but shapes and dtypes, and the chip where it has
+a parameter `chip`. So the fields of a record may be tensors, tensors without data, or the slots of a plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, NewType, get_type_hints
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import Annotated, Any, NamedTuple, TypeAlias, get_type_hints
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-Size = NewType("Size", int)  # an option that a compiler may keep as a symbol: a number of rows, or the place of one
+from .chips.detection import device_for, dry_runs
+
+Size: TypeAlias = Annotated[int, "a compiler may keep it as a symbol: a number of rows, or the place of one"]
+
 _TYPES: dict[Any, str] = {  # as PyTorch's schemas spell them
     Tensor: "Tensor",
     Tensor | None: "Tensor?",
+    Sequence[Tensor]: "Tensor[]",
     float: "float",
     float | None: "float?",
     int: "int",
     Size: "SymInt",
     bool: "bool",
+    Sequence[bool]: "bool[]",
     str: "str",
     torch.dtype: "ScalarType",
+    torch.dtype | None: "ScalarType?",
 }
-_TENSORS = (Tensor, Tensor | None)
+_TENSORS = (Tensor, Tensor | None, Sequence[Tensor])
 # Options are cast to their fields' types. 0.0 equals -0.0, so their keys are equal too: adding 0.0 turns -0.0 into 0.0.
 _CASTS: dict[Any, Callable[[Any], Any]] = {float: lambda value: float(value) + 0.0, bool: bool}
+_CASTS[Sequence[bool]] = tuple
 PLAIN = frozenset((Tensor, Parameter))  # types without a `__torch_dispatch__` or `__torch_function__` of their own
 ALIGNMENT = 16  # bytes: Triton compiles another kernel for a pointer that is no multiple of this
+LIST_ALIGNMENT = 16  # elements: multiples of this are distances that kernels may be told to be multiples of it
 
 
 class Empty(NamedTuple):
@@ -66,6 +76,7 @@ class Signature:
         fixed: fields of the record that are no arguments of the operator, with their values.
         tensors, options: names of the other fields, which are the operator's arguments.
         results: names of the operator's results.
+        arguments: a function of a record: the operator's arguments, which are the fields that are not fixed.
         key: a function of the operator's arguments. Calls with equal keys have the same plan on a chip; see `_key`.
     """
 
@@ -75,20 +86,36 @@ class Signature:
         record: Any,
         results: Sequence[str],
         *,
+        lists: Sequence[str] = (),
         writes: Sequence[str] = (),
         fixed: Mapping[str, Any] | None = None,
     ) -> None:
-        """`results`: names of the results; `writes`: names of the tensors that are written to; `fixed`: as the attribute."""
+        """Derives it.
+
+        Args:
+            name, fixed: as the attributes.
+            record: the type of the records.
+            results: names of the results.
+            lists: those of the results that are lists, some of whose tensors may be None.
+            writes: names of the tensors that are written to.
+        """
         self.name, self.fixed, self._record = name, dict(fixed or {}), record
-        kinds = {field: kind for field, kind in get_type_hints(record).items() if field not in self.fixed}
+        hints = get_type_hints(record, include_extras=True)
+        kinds = {field: kind for field, kind in hints.items() if field not in self.fixed}
         self.tensors = [field for field, kind in kinds.items() if kind in _TENSORS]
         self.options = [field for field in kinds if field not in self.tensors]
         assert [*kinds] == [*self.tensors, *self.options], "tensors come first"
         self._casts = {field: _CASTS[kinds[field]] for field in self.options if kinds[field] in _CASTS}
         self.results = tuple(results)
-        arguments = [f"{'Tensor(a!)' if field in writes else _TYPES[kind]} {field}" for field, kind in kinds.items()]
-        self.schema = f"{name}({', '.join(arguments)}) -> ({', '.join(f'Tensor {each}' for each in self.results)})"
+        types = {field: _TYPES[kind] for field, kind in kinds.items()}
+        for alias, field in zip("abcd", writes, strict=False):
+            types[field] = f"Tensor({alias}!){'[]' * (kinds[field] == Sequence[Tensor])}"
+        given = ", ".join(f"{kind} {field}" for field, kind in types.items())
+        returned = ", ".join(f"Tensor{'?[]' * (each in lists)} {each}" for each in self.results)
+        self.schema = f"{name}({given}) -> ({returned})"
         self.key = _key(kinds)
+        self.arguments: Callable[[Any], tuple[Any, ...]] = attrgetter(*kinds) if len(kinds) > 1 else tuple
+        self._asks_chip = "chip" in inspect.signature(record.results).parameters
 
     def call(self, arguments: Sequence[Any]) -> Any:
         """The record made of the operator's arguments and the fixed fields."""
@@ -97,10 +124,6 @@ class Signature:
             values[field] = cast(values[field])
         return self._record(**values)
 
-    def arguments(self, call: Any) -> tuple[Any, ...]:
-        """The operator's arguments: the fields of a record that are not fixed."""
-        return tuple(value for field, value in zip(call._fields, call, strict=True) if field not in self.fixed)
-
     def returned(self, results: Sequence[Any]) -> Any:
         """What the operator returns: a tuple of several results, one result by itself, or None where there are none."""
         return tuple(results) if len(self.results) > 1 else results[0] if results else None
@@ -108,18 +131,59 @@ class Signature:
     def fake(self, *arguments: Any) -> Any:
         """The results without data, for compilers and the meta device."""
         call = self.call(arguments)
-        device, wanted = device_of(call), call.results()
+        device, chip = device_of(call), {}
+        if self._asks_chip:
+            chip["chip"] = None if device.type == "meta" and not dry_runs else device_for(device)
+        wanted = call.results(**chip)
         return self.returned([_without_data(wanted[name], device) for name in self.results])
+
+
+def flat(values: Iterable[Any]) -> list[Any]:
+    """Values one after another, those of lists and tuples too."""
+    found: list[Any] = []
+    for each in values:
+        if isinstance(each, (list, tuple)):
+            found += flat(each)
+        else:
+            found.append(each)
+    return found
 
 
 def device_of(call: Any) -> torch.device:
     """The device of the first tensor of a record, or of a sequence that begins with tensors."""
-    return next(each.device for each in call if each is not None)
+    for each in call:
+        first = each[0] if isinstance(each, (list, tuple)) and each else each
+        if isinstance(first, Tensor):
+            return first.device
+    raise ValueError("a call has at least one tensor")
 
 
-def _without_data(result: Empty | None, device: torch.device) -> Tensor | None:
+def facts_of(tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], int, bool]:
+    """What a key has of a list: facts, the bitwise or of the addresses, and whether all tensors are plain."""
+    facts: list[Any] = []
+    bits, plain, itemsize = 0, True, 1
+    for each in tensors:
+        bits |= each.data_ptr()
+        plain = plain and type(each) in PLAIN and not each.is_neg()
+        itemsize = each.itemsize
+        facts += (each.shape, each.is_contiguous() or each.stride(), each.dtype, each.get_device())
+    facts.append(not bits % (LIST_ALIGNMENT * itemsize))
+    return tuple(facts), bits, plain
+
+
+def are_aligned(tensors: Sequence[Tensor]) -> bool:
+    """Whether all tensors of a list, of one dtype, begin at multiples of `LIST_ALIGNMENT` elements."""
+    try:
+        return bool(facts_of(tensors)[0][-1])
+    except RuntimeError:  # inside a transform of torch.func they have no addresses
+        return False
+
+
+def _without_data(result: Any, device: torch.device) -> Any:
     if result is None:
         return None
+    if isinstance(result, list):
+        return [_without_data(each, device) for each in result]
     return torch.empty_strided(result.shape, result.strides, dtype=result.dtype, device=device)
 
 
@@ -127,13 +191,21 @@ def _key(kinds: Mapping[str, Any]) -> Callable[..., tuple[Any, ...] | None]:
     """Makes the function `key` from text, a line for each field: a loop over the fields takes twice as long.
 
     A key has the device of the first tensor, then of each tensor shape, strides (True where it is contiguous), dtype and
-    device index, and of each option value and type. Its last two entries say whether all addresses are aligned, and whether
-    all tensors are plain: PyTorch's dispatcher has nothing to do for them. The function returns None where a tensor has no
-    address, as inside a transform of torch.func.
+    device index, of a list whether it is aligned (`are_aligned`) too, and of each option value and type. Its last two
+    entries say whether all addresses are aligned, and whether all tensors are plain: PyTorch's dispatcher has nothing to do
+    for them. The function returns None where a tensor has no address, as inside a transform of torch.func.
     """
     first = next(field for field, kind in kinds.items() if kind is Tensor)
     lines, entries, plain = ["bits = 0"], [f"{first}.device"], [f"not {first}.is_meta"]
     for field, kind in kinds.items():
+        if kind == Sequence[bool]:
+            entries.append(f"tuple({field})")
+            continue
+        if kind == Sequence[Tensor]:
+            lines += [f"{field}, more, {field}_plain = facts_of({field})", "bits |= more"]
+            entries.append(field)
+            plain.append(f"{field}_plain")
+            continue
         if kind not in _TENSORS:
             entries += [field, f"type({field})"]
             continue
@@ -151,7 +223,7 @@ def _key(kinds: Mapping[str, Any]) -> Callable[..., tuple[Any, ...] | None]:
     text = "\n".join(
         [f"def key({', '.join(kinds)}):", " try:", *(f"  {line}" for line in lines), " except RuntimeError: pass"]
     )
-    scope: dict[str, Any] = {"PLAIN": PLAIN}
+    scope: dict[str, Any] = {"PLAIN": PLAIN, "facts_of": facts_of}
     exec(text, scope)
     key: Callable[..., tuple[Any, ...] | None] = scope["key"]
     return key

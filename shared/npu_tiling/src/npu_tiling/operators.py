@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Signature, device_of
+from .calls import Signature, are_aligned, device_of, flat
 from .chips.detection import device_for, is_overridden
 from .chips.devices import Device
 from .launching import fallback, recording
@@ -40,9 +40,11 @@ class Operator:
         *,
         plan: Callable[[Plan, Any], Sequence[Any]],
         reference: Callable[[Any], Sequence[Any]],
+        lists: Sequence[str] = (),
         writes: Sequence[str] = (),
         fixed: Mapping[str, Any] | None = None,
         forward_mode: bool = False,
+        batched: bool = False,
     ) -> None:
         """Registers it.
 
@@ -54,11 +56,14 @@ class Operator:
             plan: takes a plan and a record of slots, adds the steps of the call, and returns the slots of the results: a
                 sequence, also of one or none.
             reference: takes a record of tensors and returns the results in a sequence, where there are no kernels.
+            lists: those of its results that are lists, some of whose tensors may be None.
             writes: names of the tensors that it writes to.
             fixed: fields of the record that are no arguments of the operator, with their values.
             forward_mode: whether PyTorch can differentiate what `reference` does.
+            batched: whether `reference` computes for the tensors of torch.func.vmap; else PyTorch calls the operator for
+                each of them, which it can where no tensors stand in lists.
         """
-        self.signature = Signature(name, record, results, writes=writes, fixed=fixed)
+        self.signature = Signature(name, record, results, lists=lists, writes=writes, fixed=fixed)
         self._library, self._write, self._reference = library, plan, reference
         self._key, self._returned = self.signature.key, self.signature.returned
         self._n_tensors = len(self.signature.tensors)
@@ -66,7 +71,14 @@ class Operator:
         self._plans: dict[Hashable, Plan] = {}  # by key and chip
         self._functions: dict[Hashable, Callable[..., Any]] = {}  # by key
         self._approved: set[Hashable] = set()  # pairs of a check and the key of a call that passed it
-        library.define(self.signature.schema, self.run, self.signature.fake, forward_mode=forward_mode, repeats=False)
+        library.define(
+            self.signature.schema,
+            self.run,
+            self.signature.fake,
+            forward_mode=forward_mode,
+            batched=self.run if batched else None,
+            repeats=False,
+        )
 
     def autograd(self, record: Callable[..., Any]) -> None:
         """Set what runs where a tensor needs a gradient: mostly `apply` of a `Function`.
@@ -91,17 +103,18 @@ class Operator:
         """
         if not is_unobserved() or recording.active is not None or is_overridden():
             return None
+        arguments = self.signature.arguments(call) if self.signature.fixed else call
         try:
-            key = self._key(*call)
+            key = self._key(*arguments)
             if (check, key) not in self._approved:
                 return None
         except (AttributeError, TypeError):  # an argument of a wrong type: the check will say so
             return None
-        if torch.is_grad_enabled() and needs_gradient(call[: self._n_tensors]):
-            return self._record(self.run, *call)
+        if torch.is_grad_enabled() and needs_gradient(arguments[: self._n_tensors]):
+            return self._record(self.run, *arguments)
         run = self._functions.get(key)
-        results = None if run is None else run(*call)
-        return self._by_steps(key, call, may_compile=True) if results is None else results
+        results = None if run is None else run(*arguments)
+        return self._by_steps(key, arguments, may_compile=True) if results is None else results
 
     def __call__(self, call: Any, check: Hashable = None) -> Any:
         """The results of a call. `check`: what the call has passed; `again` then accepts equal calls without it."""
@@ -144,7 +157,13 @@ class Operator:
 
     def _plan(self, call: Any, chip: Device, tiles: Mapping[str, Any], replaced: Mapping[Any, Any]) -> Plan:
         plan = Plan(chip, tiles, replaced)
-        slots = [plan.argument(each) if i < self._n_tensors else each for i, each in enumerate(call)]
+        slots: list[Any] = [*call]
+        for i, each in enumerate(call[: self._n_tensors]):
+            if isinstance(each, (list, tuple)):
+                slots[i] = [plan.argument(tensor) for tensor in each]
+                plan.aligned_lists = plan.aligned_lists and are_aligned(each)
+            else:
+                slots[i] = plan.argument(each)
         plan.results = tuple(self._write(plan, type(call)(*slots)))
         return plan
 
@@ -166,12 +185,12 @@ class Operator:
         plan = self._plans.get((key, chip))
         if plan is None or plan.replaced is not fallback._replaced:  # a test may begin without refused tilings
             plan = self.plan(call, chip)
-        tensors = call[: self._n_tensors]
+        tensors = [*flat(call[: self._n_tensors])]
         results, plan = run_plan(plan, tensors, functools.partial(self._plan, call, chip, {}))
         if key is not None and plan.replaced is fallback._replaced:  # else it is an explanation's, with refused tilings
             self._keep(key, chip, plan)
             if may_compile and key[-2]:
-                self._compile(key, plan, tensors, len(arguments))
+                self._compile(key, plan, tensors, arguments)
         return self._returned(results)
 
     def _keep(self, key: Hashable, chip: Device, plan: Plan) -> None:
@@ -180,10 +199,12 @@ class Operator:
             self._functions.clear()
         self._plans[key, chip] = plan
 
-    def _compile(self, key: Hashable, plan: Plan, tensors: Sequence[Tensor | None], n_arguments: int) -> None:
+    def _compile(self, key: Hashable, plan: Plan, tensors: Sequence[Tensor | None], arguments: Sequence[Any]) -> None:
         """Notes after a run that no kernel needs Triton's JIT any more; after the next run, makes a function of the plan."""
         if plan.is_direct:
-            function = compile_plan(plan, tensors, n_arguments)
+            n, lists = self._n_tensors, (list, tuple)
+            lengths = [len(e) if i < n and isinstance(e, lists) else None for i, e in enumerate(arguments)]
+            function = compile_plan(plan, tensors, lengths)
             if function is not None:
                 self._functions[key] = function
         else:

@@ -12,15 +12,15 @@ import inspect
 import itertools
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from .calls import ALIGNMENT, Empty
+from .calls import ALIGNMENT, Empty, flat
 from .chips.devices import Device
 from .launching import fallback, recording
 from .launching.kernels import Kernels, kernels_of
@@ -28,6 +28,7 @@ from .launching.launcher import current_device
 from .launching.spec import LaunchSpec
 from .places import place_in
 from .pytorch.rows import is_contiguous
+from .pytorch.tensors import Neighbours
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,14 @@ class Slot:
 
     def is_contiguous(self) -> bool:
         return is_contiguous(self.shape, self.strides)
+
+
+class Reached(tuple[Slot, ...]):
+    """Slots that a kernel reaches through one pointer, that of the first: another argument has the distances."""
+
+
+Given: TypeAlias = Slot | tuple[Slot, ...] | None
+"""What a launch is given for a pointer: a slot, a tuple of them, `Reached`, or None."""
 
 
 class Asked(NamedTuple):
@@ -91,16 +100,17 @@ class View(NamedTuple):
 
 
 class Torch(NamedTuple):
-    """Call `function` with slots and constants.
+    """Call `function` with slots, lists of slots, and constants.
 
     Attributes:
-        made: the slots of the tensors that the function returns: of one, of several in a sequence, or none that are used.
+        made: the slots of the tensors that the function returns: of one, of several in a sequence, None for those that are
+            None, or none that are used.
         writes: those of its arguments that it writes to.
     """
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
-    made: tuple[Slot, ...]
+    made: tuple[Slot | None, ...]
     writes: tuple[Slot, ...]
     asked: Asked
 
@@ -133,7 +143,7 @@ class Launch(NamedTuple):
         kernels, module, kernel: a package's kernels, the module in the package, and the kernel's name.
         decision: its tiling.
         grid: number of programs.
-        reads, writes: slots by the name of the kernel's parameter; None: the call has no such tensor.
+        reads, writes: slots, or tuples of them, by the name of the kernel's parameter; None: the call has no such tensor.
         slots, numbers: the kernel's arguments in its order: all slots, then the numbers.
         asked: the line of code that added the step.
     """
@@ -143,9 +153,9 @@ class Launch(NamedTuple):
     kernel: str
     decision: Decision
     grid: int
-    reads: Mapping[str, Slot | None]
-    writes: Mapping[str, Slot | None]
-    slots: tuple[Slot | None, ...]
+    reads: Mapping[str, Given]
+    writes: Mapping[str, Given]
+    slots: tuple[Given, ...]
     numbers: tuple[int | float | None, ...]
     asked: Asked
 
@@ -166,10 +176,11 @@ class Plan:
         chip: the chip that it is for.
         tiles: tilings by the name of their decision, which take the place of those that tables choose.
         replaced: from a decision's name and a refused tiling to the tiling that takes its place.
-        arguments: slots of the call's tensors, None for None.
+        arguments: slots of the call's tensors, those of lists one by one; None for None.
         steps: in the order in which they run.
-        results: slots of the call's results, None for what is not asked for.
+        results: slots of the call's results, lists of them, or None for what is not asked for.
         decisions: the latest decision of each name.
+        aligned_lists: whether the tensors of the call's lists are aligned (`calls.are_aligned`).
         is_direct: whether all of its kernels can be called without Triton's JIT; False until an `Operator` has looked.
     """
 
@@ -178,8 +189,9 @@ class Plan:
     replaced: Mapping[Any, Any] = field(default_factory=lambda: fallback._replaced)
     arguments: list[Slot | None] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
-    results: tuple[Slot | None, ...] = ()
+    results: tuple[Any, ...] = ()
     decisions: dict[str, Decision] = field(default_factory=dict)
+    aligned_lists: bool = True
     is_direct: bool = False
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _overwritten: set[int] = field(default_factory=set)  # arguments that a step has written to
@@ -218,15 +230,25 @@ class Plan:
         self,
         function: Any,
         *arguments: Any,
-        makes: Empty | Sequence[Empty] | None = None,
+        makes: Empty | Sequence[Empty | None] | None = None,
         writes: Sequence[Slot] = (),
     ) -> Any:
-        """Call function(*arguments), which may write to these arguments. Returns a slot, or a tuple, for what it `makes`."""
-        self._order([each for each in arguments if type(each) is Slot], writes)
-        wanted: Sequence[Empty] = [makes] if isinstance(makes, Empty) else makes or []
-        made = tuple([self._slot(each) for each in wanted])
+        """Call function(*arguments).
+
+        Args:
+            function: returns one tensor, several, or nothing.
+            arguments: slots, lists of slots, and constants.
+            makes: what it returns; a sequence where that is several tensors, with None for those that are None.
+            writes: those arguments that it writes to.
+
+        Returns:
+            A slot, or a tuple of slots, for what it makes.
+        """
+        self._order(arguments, writes)
+        wanted: Sequence[Empty | None] = [makes] if isinstance(makes, Empty) else makes or []
+        made = tuple([None if each is None else self._slot(each) for each in wanted])
         self.steps.append(Torch(function, arguments, made, tuple(writes), _asked()))
-        return made[0] if isinstance(makes, Empty) else made or None
+        return made[0] if isinstance(makes, Empty) else made
 
     def contiguous(self, slot: Any) -> Any:
         """The slot, or a contiguous copy of it; None for None."""
@@ -263,8 +285,8 @@ class Plan:
         decision: str,
         grid: int,
         *,
-        reads: Mapping[str, Slot | None],
-        writes: Mapping[str, Slot | None],
+        reads: Mapping[str, Given],
+        writes: Mapping[str, Given],
         sizes: Mapping[str, int | float | None],
     ) -> None:
         """Launch a kernel with the tiling of a decision.
@@ -273,7 +295,7 @@ class Plan:
             kernel: a `@triton.jit` function.
             decision: the name that `choose` was given.
             grid: number of programs.
-            reads, writes: slots by the name of the kernel's parameter.
+            reads, writes: slots, or tuples of them, by the name of the kernel's parameter.
             sizes: numbers by the name of the kernel's parameter.
 
         Raises:
@@ -286,7 +308,7 @@ class Plan:
         if given != {*parameters, *constants}:
             wanted = {*parameters, *constants}
             raise TypeError(f"{module}.{name}: missing {sorted(wanted - given)}, unknown {sorted(given - wanted)}.")
-        self._order([each for each in reads.values() if each], [each for each in writes.values() if each])
+        self._order(reads.values(), writes.values())
         slots = tuple([tensors[each] for each in parameters if each in tensors])
         numbers = tuple([sizes[each] for each in parameters if each in sizes])
         kernels, module_in_package = kernels_of(module)
@@ -297,13 +319,13 @@ class Plan:
 
         `by_address`: a launch takes addresses, and computes that of a view from the view's base.
         """
-        alive = {slot.number for slot in (*self.results, *self.arguments) if slot is not None}
+        alive = {slot.number for slot in slots_in((self.results, self.arguments))}
         found: list[list[int]] = []
         for step in reversed(self.steps):
             if type(step) is Launch:
-                used = {slot.base if by_address else slot.number for slot in step.slots if slot is not None}
+                used = {slot.base if by_address else slot.number for slot in slots_in(step.slots)}
             elif type(step) is Torch:
-                used = {each.number for each in (*step.arguments, *step.made) if type(each) is Slot}
+                used = {slot.number for slot in slots_in((step.arguments, step.made))}
             elif step.slot.number in alive:
                 used = {step.slot.base} if type(step) is View else set()
             else:  # memory or a view that no later step uses
@@ -316,12 +338,17 @@ class Plan:
         number = next(self._numbers)
         return Slot(number, tuple(like.shape), like.strides, like.dtype, number)
 
-    def _order(self, reads: Sequence[Slot], writes: Sequence[Slot]) -> None:
+    def _order(self, reads: Iterable[Any], writes: Iterable[Any]) -> None:
         """Asserts that no step reads an argument of the call after a step has written to it."""
         if self._overwritten:
-            late = [slot for slot in reads if slot.base in self._overwritten]
+            late = [slot for slot in slots_in(reads) if slot.base in self._overwritten]
             assert not late, f"a step reads an argument after it was written to: {late}"
-        self._overwritten.update(slot.base for slot in writes if slot.base < len(self.arguments))
+        self._overwritten.update(slot.base for slot in slots_in(writes) if slot.base < len(self.arguments))
+
+
+def slots_in(values: Iterable[Any]) -> list[Slot]:
+    """The slots among values, in lists and tuples too."""
+    return [each for each in flat(values) if type(each) is Slot]
 
 
 @functools.cache
@@ -349,7 +376,7 @@ def run_plan(
 
     Args:
         plan: the plan of the call.
-        tensors: the call's, None for None.
+        tensors: the call's, those of lists one by one; None for None.
         again: plans the call again, with these `Plan.replaced`.
     """
     refused = () if recording.active is None else recording.active.refused
@@ -363,7 +390,7 @@ def run_plan(
         step = plan.steps[i]
         if type(step) is Launch:
             try:
-                _launch(step, [None if slot is None else memory[slot.number] for slot in step.slots])
+                _launch(step, [_filled(each, memory) for each in step.slots])
             except Exception as error:
                 plan, i = _with_smaller_tiling(plan, step, i, error, again)
                 ends = plan.last_uses()
@@ -377,16 +404,28 @@ def run_plan(
             base = base if base.dtype == slot.dtype else base.view(slot.dtype)
             memory[slot.number] = base.as_strided(slot.shape, slot.strides, base.storage_offset() + slot.start)
         elif type(step) is Torch:
-            made = step.function(*[memory[each.number] if type(each) is Slot else each for each in step.arguments])
-            for slot, tensor in zip(step.made, made if len(step.made) > 1 else (made,), strict=False):
-                memory[slot.number] = tensor
+            made = step.function(*[_filled(each, memory) for each in step.arguments])
+            for made_slot, tensor in zip(step.made, made if len(step.made) > 1 else (made,), strict=False):
+                if made_slot is not None:
+                    memory[made_slot.number] = tensor
         for number in ends[i]:
             del memory[number]
         i += 1
-    return tuple([None if slot is None else memory[slot.number] for slot in plan.results]), plan
+    return tuple([_filled(each, memory) for each in plan.results]), plan
 
 
-def _launch(step: Launch, tensors: Sequence[Tensor | None]) -> None:
+def _filled(value: Any, memory: Mapping[int, Any]) -> Any:
+    """A value with tensors in place of slots. On a CPU, where kernels are emulated, `Reached` becomes `Neighbours`."""
+    kind = type(value)
+    if kind is Slot:
+        return memory[value.number]
+    if kind is Reached:
+        tensors = [memory[slot.number] for slot in value]
+        return Neighbours(tensors) if tensors[0].device.type == "cpu" else tensors[0]
+    return kind([_filled(each, memory) for each in value]) if kind is list or kind is tuple else value
+
+
+def _launch(step: Launch, tensors: Sequence[Any]) -> None:
     if recording.active is not None:
         decision = step.decision
         falls_back = decision.smaller(decision.tiling) is not None
@@ -425,14 +464,19 @@ def _with_smaller_tiling(
 def _writes_argument(plan: Plan, step: Step) -> bool:
     """Whether a step writes to the memory of one of the call's tensors."""
     written = step.writes.values() if type(step) is Launch else step.writes if type(step) is Torch else ()
-    return any(slot is not None and slot.base < len(plan.arguments) for slot in written)
+    return any(slot.base < len(plan.arguments) for slot in slots_in(written))
 
 
-def compile_plan(plan: Plan, tensors: Sequence[Tensor | None], n_arguments: int) -> Callable[..., Any] | None:
+def compile_plan(plan: Plan, tensors: Sequence[Tensor | None], lengths: Sequence[int | None]) -> Callable[..., Any] | None:
     """Makes a Python function of an operator's arguments that runs a plan's steps without any decision.
 
     The function returns the results: one by itself, else a tuple. While the tensors' device is not the current one, or a
     profiler watches launches, it does nothing and returns None.
+
+    Args:
+        plan: the plan.
+        tensors: the call's, those of lists one by one; None for None.
+        lengths: for each argument of the operator how many tensors it has if it is a list of them, else None.
 
     Returns:
         The function; None where a kernel of the plan needs Triton's JIT, or tensors lie on several devices.
@@ -442,7 +486,7 @@ def compile_plan(plan: Plan, tensors: Sequence[Tensor | None], n_arguments: int)
     calls = [_direct_call(step, device) for step in plan.steps if type(step) is Launch]
     if None in calls or any(tensor.device != device for tensor in given):
         return None
-    return _Writer(plan, device, n_arguments).function(iter(calls))
+    return _Writer(plan, device, lengths).function(iter(calls))
 
 
 def is_direct(plan: Plan, device: torch.device) -> bool:
@@ -452,31 +496,40 @@ def is_direct(plan: Plan, device: torch.device) -> bool:
 
 def _direct_call(step: Launch, device: torch.device) -> Any:
     """How to call the compiled kernel, and who watches launches; None where the launch needs Triton's JIT."""
-    if any(slot is not None and slot.start * slot.dtype.itemsize % ALIGNMENT for slot in step.slots):
+    if any(slot.start * slot.dtype.itemsize % ALIGNMENT for slot in slots_in(step.slots)):
         return None
-    dtypes = [None if slot is None else slot.dtype for slot in step.slots]
+    dtypes = [_dtype(each) for each in step.slots]
     return step.kernels.direct_call(step.module, step.kernel, step.spec, step.grid, device, dtypes, step.numbers)
+
+
+def _dtype(given: Given) -> Any:
+    if given is None:
+        return None
+    if isinstance(given, tuple):
+        return given[0].dtype if type(given) is Reached else tuple([slot.dtype for slot in given])
+    return given.dtype
 
 
 class _Writer:
     """Writes a plan as the text of a function in Python.
 
     The text has names for all constants (c0, c1, ...), sizes too: plans with the same steps share a text. In it t0, t1, ...
-    are tensors by the number of their slot, and o0, o1, ... the operator's options, which it does not read.
+    are tensors by the number of their slot, l0, l1, ... the operator's lists of tensors, and o0, o1, ... its options, which
+    it does not read.
     """
 
-    def __init__(self, plan: Plan, device: torch.device, n_arguments: int) -> None:
-        self._plan, self._device, self._n_arguments = plan, device, n_arguments
+    def __init__(self, plan: Plan, device: torch.device, lengths: Sequence[int | None]) -> None:
+        self._plan, self._device, self._lengths = plan, device, lengths
         self._values: list[Any] = []
         self._by_address = device.type == "cuda"  # Triton's launcher takes addresses, that of triton-ascend tensors
         made = [
-            step.made if isinstance(step, Torch) else () if isinstance(step, Launch) else (step.slot,) for step in plan.steps
+            each.made if isinstance(each, Torch) else () if isinstance(each, Launch) else each.slot for each in plan.steps
         ]
-        self._dtypes = {each.number: each.dtype for each in (*plan.arguments, *itertools.chain(*made)) if each is not None}
+        self._dtypes = {slot.number: slot.dtype for slot in slots_in((plan.arguments, made))}
 
     def function(self, calls: Iterator[Any]) -> Callable[..., Any]:
         """The function. `calls` gives a DirectCall and its watchers for each launch of the plan, in order."""
-        lines: list[str] = []
+        parameters, lines = self._parameters()
         watchers: dict[int, Any] = {}
         index, empty = self._name(self._device.index), self._name(_allocator(self._device))
         for step, ended in zip(self._plan.steps, self._plan.last_uses(by_address=self._by_address), strict=True):
@@ -488,7 +541,7 @@ class _Writer:
             elif isinstance(step, View):
                 line = f"t{step.slot.number} = {self._view(step.slot)}"
             elif isinstance(step, Torch):
-                made = ", ".join(f"t{slot.number}" for slot in step.made)
+                made = ", ".join("_" if slot is None else f"t{slot.number}" for slot in step.made)
                 line = (
                     f"{made}{' = ' * bool(made)}{self._name(step.function)}({', '.join(map(self._spell, step.arguments))})"
                 )
@@ -504,13 +557,28 @@ class _Writer:
         conditions = [] if current is None else [f"{self._name(current)}() != {index}"]
         conditions += [self._name(each) for each in watchers.values()]
         first = [f"if {' or '.join(conditions)}: return None"] if conditions else []
-        results = [self._spell(slot) for slot in self._plan.results]
+        results = [self._spell(each) for each in self._plan.results]
         last = f"return {results[0]}" if len(results) == 1 else f"return ({', '.join(results)})"
-        parameters = [f"t{i}" if i < len(self._plan.arguments) else f"o{i}" for i in range(self._n_arguments)]
         body = "\n  ".join([f"def run({', '.join(parameters)}):", *first, *lines, last])
         names = ", ".join(f"c{i}" for i in range(len(self._values)))
         run: Callable[..., Any] = _maker(f"def make({names}):\n {body}\n return run")(*self._values)
         return run
+
+    def _parameters(self) -> tuple[list[str], list[str]]:
+        """The function's parameters, and lines that take lists apart."""
+        parameters: list[str] = []
+        lines: list[str] = []
+        number = 0
+        for i, length in enumerate(self._lengths):
+            if length is None:
+                parameters.append(f"t{number}" if number < len(self._plan.arguments) else f"o{i}")
+                number += 1
+                continue
+            parameters.append(f"l{i}")
+            if length:
+                lines.append(f"{', '.join(f't{number + j}' for j in range(length))}, = l{i}")
+            number += length
+        return parameters, lines
 
     def _name(self, value: Any) -> str:
         """A new name for a constant."""
@@ -518,12 +586,20 @@ class _Writer:
         return f"c{len(self._values) - 1}"
 
     def _spell(self, value: Any) -> str:
-        """A slot, None or a constant as the text has it."""
-        return f"t{value.number}" if type(value) is Slot else "None" if value is None else self._name(value)
+        """A slot, slots, None or a constant as the text has it."""
+        kind = type(value)
+        if kind is list or kind is tuple:
+            text = "".join(f"{self._spell(each)}, " for each in value)
+            return f"[{text}]" if kind is list else f"({text})"
+        if kind is Reached:
+            value, kind = value[0], Slot
+        return f"t{value.number}" if kind is Slot else "None" if value is None else self._name(value)
 
-    def _address(self, slot: Slot | None) -> str:
+    def _address(self, slot: Given) -> str:
         if slot is None:
             return "None"
+        if isinstance(slot, tuple):
+            return self._address(slot[0]) if type(slot) is Reached else f"({''.join(f'{self._address(e)}, ' for e in slot)})"
         start = slot.start * slot.dtype.itemsize
         return f"t{slot.base}.data_ptr()" + (f" + {self._name(start)}" if start else "")
 
