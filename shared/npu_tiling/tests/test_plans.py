@@ -381,8 +381,10 @@ def sorted_halves(p, call):
         x = p.new(Empty(x.shape, x.dtype))
         p.torch(torch.clamp, call.x, call.bound)  # what it returns is not used
         p.torch(torch.Tensor.copy_, x, call.x, writes=[x])
+    x = p.view(x, (x.numel(),), (1,))
     values, _ = p.torch(torch.sort, x, makes=(Empty(x.shape, x.dtype), Empty(x.shape, torch.int64)))
     last = p.view(values, (x.numel() - call.first,), (1,), call.first)
+    p.view(p.torch(torch.clone, x, makes=Empty(x.shape, x.dtype)), (1,), (1,))  # which no step uses
     halves = p.view(last, (x.numel() - call.first, 2), (2, 1), dtype=torch.int16)
     return [p.torch(torch.clone, halves, makes=call.results()["halves"])]
 
@@ -416,6 +418,7 @@ CLEARED = Operator(
 
 def test_one_result_stands_by_itself_and_a_symbol_is_an_option(launches):
     assert SORTED.signature.schema == "sorted_halves(Tensor x, SymInt first, float? bound) -> (Tensor halves)"
+    assert torch.equal(SORTED(Sorted(torch.tensor(1.5), 0, None)), torch.tensor([[0, 16320]], dtype=torch.int16))
     for bound in (None, -9.0):
         torch.library.opcheck(torch.ops.npu_tiling_test_plans.sorted_halves.default, (torch.randn(8), 2, bound))
         for _ in range(4):  # by steps, then as a function

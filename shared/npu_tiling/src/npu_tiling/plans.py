@@ -398,10 +398,12 @@ def run_plan(
         elif type(step) is New:
             slot = step.slot
             memory[slot.number] = empty_strided(slot.shape, slot.strides, slot.dtype, device)
+        elif type(step) is View and step.slot.number in ends[i]:
+            ends[i].remove(step.slot.number)  # no step uses it, and its memory may be gone
         elif type(step) is View:
             slot, base = step.slot, memory[step.slot.base]
             assert base is not None
-            base = base if base.dtype == slot.dtype else base.view(slot.dtype)
+            base = base if base.dtype == slot.dtype else _with_dtype(base, slot.dtype)
             memory[slot.number] = base.as_strided(slot.shape, slot.strides, base.storage_offset() + slot.start)
         elif type(step) is Torch:
             made = step.function(*[_filled(each, memory) for each in step.arguments])
@@ -412,6 +414,11 @@ def run_plan(
             del memory[number]
         i += 1
     return tuple([_filled(each, memory) for each in plan.results]), plan
+
+
+def _with_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The bits of a tensor as elements of another dtype; in one dimension, where elements have another size."""
+    return (tensor if tensor.dtype.itemsize == dtype.itemsize else tensor.view(-1)).view(dtype)
 
 
 def _filled(value: Any, memory: Mapping[int, Any]) -> Any:
@@ -607,7 +614,7 @@ class _Writer:
         shape, strides, start = map(self._name, (slot.shape, slot.strides, slot.start))
         base = own = f"t{slot.base}"
         if self._dtypes[slot.base] != slot.dtype:
-            base, own = f"(own := {base}.view({self._name(slot.dtype)}))", "own"
+            base, own = f"(own := {self._name(_with_dtype)}({base}, {self._name(slot.dtype)}))", "own"
         first = f"{own}.storage_offset() + {start}" if slot.base < len(self._plan.arguments) else start
         return f"{base}.as_strided({shape}, {strides}, {first})"
 
