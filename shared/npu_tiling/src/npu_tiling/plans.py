@@ -614,7 +614,8 @@ class _Writer:
         shape, strides, start = map(self._name, (slot.shape, slot.strides, slot.start))
         base = own = f"t{slot.base}"
         if self._dtypes[slot.base] != slot.dtype:
-            base, own = f"(own := {self._name(_with_dtype)}({base}, {self._name(slot.dtype)}))", "own"
+            flat = "" if self._dtypes[slot.base].itemsize == slot.dtype.itemsize else ".view(-1)"  # as `_with_dtype`
+            base, own = f"(own := {base}{flat}.view({self._name(slot.dtype)}))", "own"
         first = f"{own}.storage_offset() + {start}" if slot.base < len(self._plan.arguments) else start
         return f"{base}.as_strided({shape}, {strides}, {first})"
 
