@@ -1,5 +1,7 @@
 """Calls of the operators that are repeated give, bit for bit, what they give when everything is decided again."""
 
+import gc
+
 import npu_tiling
 import pytest
 import torch
@@ -7,7 +9,7 @@ import torch.distributed as dist
 from npu_attn_res import attn_res, attn_res_bank
 from npu_embedding import embedding, embedding_bag
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_distillation_loss, linear_log_probs
-from npu_rms_norm import add_rms_norm, gated_rms_norm, operator, qk_rms_norm, rms_norm
+from npu_rms_norm import add_rms_norm, gated_rms_norm, qk_rms_norm, rms_norm
 from npu_tiling import Launcher, operators
 from npu_tiling.launching import listening
 from npu_tiling.launching.direct import DirectCall
@@ -93,9 +95,10 @@ def repeated(repeats_of_every_place, monkeypatch):
         return run and (lambda *arguments: seen.append(plan) or run(*arguments))
 
     monkeypatch.setattr(operators, "compile_plan", counted)
-    for each in (operator.FORWARD, operator.BACKWARD, operator.BACKWARD_, operator.QK_FORWARD, operator.QK_BACKWARD):
-        monkeypatch.setattr(each, "_functions", {})
-        monkeypatch.setattr(each, "_plans", {})
+    for each in gc.get_objects():
+        if type(each) is operators.Operator:
+            monkeypatch.setattr(each, "_functions", {})
+            monkeypatch.setattr(each, "_plans", {})
     return seen
 
 

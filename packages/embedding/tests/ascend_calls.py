@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import lookup
 import torch
 from npu_embedding import embedding, embedding_bag, ngram_embedding
-from npu_embedding.launch import ascend
-from npu_embedding.launch.specs import Gradient
+from npu_embedding.lookup.ascend_sort import sorted_keys
 from npu_tiling import device_for
 
 N, ROWS = 2000, 300  # no tile depends on them
@@ -91,7 +91,7 @@ def _sort() -> None:
     indices = (torch.arange(140000) * 7919 % 2**30).to(torch.int32)
     device = device_for(indices.device)
     assert device is not None
-    ascend.sorted_keys(Gradient(indices, indices, 2**30, 5, False, 0, device))
+    lookup.planned(sorted_keys, device, indices, 2**30, 5, False, 0)
 
 
 def _ngrams(

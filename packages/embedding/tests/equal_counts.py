@@ -1,7 +1,7 @@
 """Checks of a split table with equal counts, for parallel_worker.py: sizes are known, and nothing waits."""
 
 import torch
-from npu_embedding import Embedding, VocabParallelEmbedding, exchange
+from npu_embedding import Embedding, VocabParallelEmbedding, split
 from torch.overrides import TorchFunctionMode
 
 from testing import ranks
@@ -101,13 +101,13 @@ def check_equal_calls(rank, count, place, dtype):
             assert backward == [("all_gather", n * row)]
         assert ("tolist" in read.names) == (not equal)
         assert not (equal and read.names) or place == "cpu"  # where the definition reads indices
-    most, exchange._MOST_SENT = exchange._MOST_SENT, (count - 1) * n * row
+    most, split._MOST_SENT = split._MOST_SENT, (count - 1) * n * row
     module = VocabParallelEmbedding(rows, WIDTH, equal_counts=True, dtype=dtype)
     for more, name in ((0, "all_gather"), (1, "all_to_all")):
         with ranks.collectives() as called:
             module(torch.cat((indices, indices[:more])))
         assert called[0][0] == name, "the way of a call is not chosen by its bytes"
-    exchange._MOST_SENT = most
+    split._MOST_SENT = most
 
 
 def check_compiled(rank, count):

@@ -8,9 +8,9 @@ import ngrams
 import npu_tiling
 import torch
 from npu_embedding import embedding, embedding_bag
-from npu_embedding.both.tiling import Way
-from npu_embedding.cuda import tiling
-from npu_embedding.cuda.tiling import SEARCHED
+from npu_embedding.lookup import cuda_sort
+from npu_embedding.lookup.cuda_sort import GROUP, SEARCHED, Stage
+from npu_embedding.rows import Way
 from triton.runtime import interpreter
 
 GPU = npu_tiling.Device("a GPU", "cuda", "sm_90", vector_cores=1, cube_cores=1, ub_bytes=232448, ub_align=16)
@@ -41,7 +41,7 @@ CASES = {
 }
 AGAIN = ("as many, equal", "few, by frequency", "outside")  # are looked up twice: equal bits
 SPARSE = ("zipf", "padding", "outside", "few")  # have a sparse gradient too
-STAGES = (tiling.Stage(tiling.GROUP, 2, 16), tiling.Stage(2 * tiling.GROUP, 0, 8))
+STAGES = (Stage(GROUP, 2, 16), Stage(2 * GROUP, 0, 8))
 IN_STAGES = ("zipf", "equal", "outside", "sorted")  # are sorted in two stages too
 UNSCALED = ("as many, equal", "one row of dy")
 NGRAMS = {
@@ -152,7 +152,7 @@ def main() -> None:
         assert torch.equal(gradients[Way.RANKED], gradients[Way.SORTED]), name
         if name in IN_STAGES:
             lookup.take(Way.RANKED, setattr)
-            with mock.patch.object(tiling, "rank_stages", return_value=STAGES), npu_tiling.watch_launches() as launches:
+            with mock.patch.object(cuda_sort, "rank_stages", return_value=STAGES), npu_tiling.watch_launches() as launches:
                 assert torch.equal(gradient(case), gradients[Way.SORTED]), name
             assert [launch.kernel for launch in launches].count("rank_runs_kernel") == 2
         if name in SPARSE:

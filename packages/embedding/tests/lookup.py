@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 import torch
-from npu_embedding import embedding, tiling
-from npu_embedding.both.tiling import Way
-from npu_embedding.cuda import tiling as cuda
+from npu_embedding import embedding
+from npu_embedding.lookup import cuda_sort, operator
+from npu_embedding.rows import Gradient, Way
+from npu_tiling import Device
+from npu_tiling.plans import Plan, run_plan
 from torch import Tensor
 
-ALL_WAYS = cuda.WAYS
+ALL_WAYS = cuda_sort.WAYS
 KINDS = ["uniform", "zipf", "equal", "distinct"]  # of indices, see `draw`
 ROWS = 40  # of a small table
 
@@ -53,8 +56,21 @@ def make(n: int, rows: int, width: int, dtype=torch.float32, kind="uniform", see
 
 def take(way: Way, setattr: Callable[[object, str, object], None]) -> None:
     """From now on gradients on CUDA go one way, whatever the number of indices."""
-    setattr(cuda, "WAYS", [rule._replace(max_indices=inf, max_elements=inf) for rule in ALL_WAYS if rule.way is way])
-    tiling.choose.cache_clear()
+    setattr(cuda_sort, "WAYS", [rule._replace(max_indices=inf, max_elements=inf) for rule in ALL_WAYS if rule.way is way])
+    operator.choose.cache_clear()
+    for known in ("_plans", "_functions"):
+        setattr(operator.BACKWARD, known, {})
+
+
+def planned(
+    write: Callable[[Plan, Gradient], tuple[Any, ...]], chip: Device, indices: Tensor, *numbers: Any
+) -> tuple[Tensor, ...]:
+    """The results of the steps that `write` adds for a gradient of indices [n], which `numbers` complete."""
+    p = Plan(chip)
+    slot: Any = p.argument(indices)
+    p.results = write(p, Gradient(slot, slot, *numbers))
+    results, _ = run_plan(p, [indices], lambda replaced: p)
+    return results
 
 
 def leaf(tensor: Tensor, device) -> Tensor:

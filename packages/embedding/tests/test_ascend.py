@@ -9,12 +9,11 @@ import npu_offline
 import pytest
 import torch
 from npu_embedding import embedding, explain
-from npu_embedding.ascend.tiling import Kernel, row_launch
-from npu_embedding.launch import ascend
-from npu_embedding.launch import lookup as launch_lookup
-from npu_embedding.shape import RowShape
+from npu_embedding.lookup.ascend import GATHER, PARTIALS, SUMS
+from npu_embedding.rows import RowShape, row_launch
 from npu_offline.check import load_calls
-from npu_tiling import soc
+from npu_tiling import Kernels, plans, soc
+from npu_tiling.launching import fallback
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
@@ -86,7 +85,7 @@ def test_declared_tiles_are_what_the_compiler_needs(label, rows):
     itemsize = 4 if label.startswith("fp32") else 2
     forward, _, sums, partials = launches_of(label)
     shape = RowShape(width=width, itemsize=itemsize, device=chip)
-    for launch, kernel in ((forward, Kernel.GATHER), (sums, Kernel.SUMS), (partials, Kernel.PARTIALS)):
+    for launch, kernel in ((forward, GATHER), (sums, SUMS), (partials, PARTIALS)):
         tile = row_launch(kernel, shape, rows, width, why="", decided_at="")
         declared, needed = tile.ub_bytes, required(launch, **tile.constants)
         assert needed <= declared <= 1.02 * needed
@@ -215,13 +214,12 @@ def test_nothing_outside_the_tensors_is_written(width, monkeypatch):
 
     checks = []
 
-    def guarding(like, shape, dtype):
-        tensor, check = guarded(tuple(shape), dtype, like.device)
+    def guarding(shape, strides, dtype, device):
+        tensor, check = guarded(shape, dtype, device)
         checks.append(check)
         return tensor
 
-    for module in (ascend, launch_lookup):
-        monkeypatch.setattr(module, "allocate", guarding)
+    monkeypatch.setattr(plans, "empty_strided", guarding)
     case = lookup.make(77, 30, width, kind="zipf", padding_idx=2, vocab_range=(0, 30))
     case.indices[5] = 30
     with npu_offline.emulate("Ascend910B4"):
@@ -237,15 +235,16 @@ def test_nothing_outside_the_tensors_is_written(width, monkeypatch):
 def test_a_compiler_that_needs_more_gets_a_smaller_tile(monkeypatch):
     """The launches as a user's compiler would refuse them: everything of more than 2 rows or 1024 columns overflows."""
 
-    real, refused = ascend.KERNELS.launch, []
+    real, refused = Kernels.launch, []
 
-    def refusing(module, kernel, spec, *arguments):
-        if module != "ascend.sort" and (spec.constants.get("BLOCK_M", 0) > 2 or spec.constants["BLOCK_N"] > 1024):
+    def refusing(self, module, kernel, spec, *arguments):
+        if kernel not in SORT and (spec.constants.get("BLOCK_M", 0) > 2 or spec.constants["BLOCK_N"] > 1024):
             refused.append(kernel)
             raise RuntimeError("error: ub overflow, requires 1966592 bits while 1572864 bits available!")
-        real(module, kernel, spec, *arguments)
+        real(self, module, kernel, spec, *arguments)
 
-    monkeypatch.setattr(ascend.KERNELS, "launch", refusing)
+    monkeypatch.setattr(fallback, "_replaced", {})
+    monkeypatch.setattr(Kernels, "launch", refusing)
     case = lookup.make(300, 50, 2048, torch.bfloat16, "zipf", seed=3)
     with pytest.warns(RuntimeWarning, match="overflows the Unified Buffer"):
         lookup.check(case, emulate(case)[1])

@@ -8,8 +8,9 @@ from pathlib import Path
 import npu_offline
 import npu_tiling
 import pytest
-from npu_embedding.ascend.tiling import Kernel, row_launch
-from npu_embedding.shape import RowShape
+from npu_embedding.bags.ascend import BAG_TILES, BAGS, SPREAD, SPREAD_TILES
+from npu_embedding.lookup.ascend import GATHER, PARTIALS, SUMS
+from npu_embedding.rows import RowShape, row_launch
 from npu_offline.check import load_calls
 
 from testing.declared_bytes import FAMILIES, fits_everywhere, widest
@@ -19,22 +20,22 @@ pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installe
 CALLS = dict(load_calls(Path(__file__).parents[1]))
 # Of each kernel: its name in the tiling, and the rows of a tile. Rows of odd widths are not gathered.
 KERNELS = {
-    "gather_rows_kernel": (Kernel.GATHER, (2, 8)),
-    "gather_rows_kernel, odd": (Kernel.GATHER, (2, 8)),
-    "sum_rows_kernel": (Kernel.SUMS, (1, 8)),
-    "add_partials_kernel": (Kernel.PARTIALS, (1,)),
-    "sum_bags_kernel": (Kernel.BAGS, (1,)),
-    "spread_bags_kernel": (Kernel.SPREAD, (1,)),
-    "sum_bags_kernel, tiles": (Kernel.BAG_TILES, (2, 8)),
-    "spread_bags_kernel, tiles": (Kernel.SPREAD_TILES, (2, 8)),
+    "gather_rows_kernel": (GATHER, (2, 8)),
+    "gather_rows_kernel, odd": (GATHER, (2, 8)),
+    "sum_rows_kernel": (SUMS, (1, 8)),
+    "add_partials_kernel": (PARTIALS, (1,)),
+    "sum_bags_kernel": (BAGS, (1,)),
+    "spread_bags_kernel": (SPREAD, (1,)),
+    "sum_bags_kernel, tiles": (BAG_TILES, (2, 8)),
+    "spread_bags_kernel, tiles": (SPREAD_TILES, (2, 8)),
 }
 LABELS = ("bf16 4096", "fp32 4096", "bf16 4096, by frequency", "fp32 4096, by frequency")
-BAGS = ("sum_bags_kernel", "spread_bags_kernel")
-OF_BAGS = [("bf16 160, bags", each) for each in BAGS] + [
-    ("fp32 16411, bags between offsets, weights", each) for each in BAGS
+OF_BAGS_ALONE = ("sum_bags_kernel", "spread_bags_kernel")
+OF_BAGS = [("bf16 160, bags", each) for each in OF_BAGS_ALONE] + [
+    ("fp32 16411, bags between offsets, weights", each) for each in OF_BAGS_ALONE
 ]
 OF_BAGS += [("e4m3 768", "sum_bags_kernel"), ("bf16 160, bags", "sum_bags_kernel, tiles")]
-OF_BAGS += [("bf16 768, normalised", f"{each}, tiles") for each in BAGS]
+OF_BAGS += [("bf16 768, normalised", f"{each}, tiles") for each in OF_BAGS_ALONE]
 ROWS = [case for case in itertools.product(LABELS, KERNELS) if "bags" not in case[1]]
 CASES = [(soc, *case) for soc in reversed(FAMILIES) for case in [*ROWS, *OF_BAGS]]
 

@@ -102,12 +102,13 @@ def test_wrong_padding_row_of_a_parallel_table():
 
 def test_missing_triton_names_the_command(monkeypatch):
     """Triton is looked for at the first launch, and where it is missing the error is what to type."""
-    from npu_embedding.launch import lookup
-    from npu_tiling import Kernels, soc, use_device
+    from npu_tiling import soc, use_device
+    from npu_tiling.launching import kernels
 
-    for name in [name for name in sys.modules if name.split(".")[0] == "triton" or ".ascend." in name]:
+    pages = ("npu_tiling.device", "npu_embedding.lookup.", "npu_embedding.formula")
+    for name in [name for name in sys.modules if name.split(".")[0] == "triton" or name.startswith(pages)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.setattr(lookup, "KERNELS", Kernels("npu_embedding", "npu-embedding"))  # none loaded yet
+    kernels.kernels_of.cache_clear()  # none loaded yet
     with use_device(soc("Ascend910B4"), emulated=True), pytest.raises(MissingTritonError, match=r"npu-embedding\[npu\]"):
         embedding(INDICES, WEIGHT)

@@ -5,9 +5,9 @@ import npu_offline
 import pytest
 import torch
 from npu_embedding import EmbeddingBag, embedding
-from npu_embedding.ascend.tiling import Kernel
-from npu_embedding.launch.specs import KERNELS
-from npu_tiling import UnifiedBufferError
+from npu_embedding.bags.ascend import BAG_TILES, BAGS, SPREAD_TILES
+from npu_embedding.ngram.ascend import NGRAM, NGRAM_SUM
+from npu_tiling import Kernels, UnifiedBufferError
 from npu_tiling.launching import fallback, launcher
 
 pytestmark = [
@@ -21,17 +21,17 @@ OVERFLOW = "error: ub overflow, requires 1966592 bits while 1572864 bits availab
 @pytest.fixture
 def refuse(monkeypatch):
     """Has launches refused whose tiling a condition holds of; a list of the tilings that run."""
-    ran, real = [], KERNELS.launch
+    ran, real = [], Kernels.launch
     monkeypatch.setattr(fallback, "_replaced", {})
 
     def starting(condition):
-        def launch(module, kernel, spec, *arguments):
+        def launch(self, module, kernel, spec, *arguments):
             if condition(spec.launch):
                 raise RuntimeError(OVERFLOW)
             ran.append(spec.launch)
-            real(module, kernel, spec, *arguments)
+            real(self, module, kernel, spec, *arguments)
 
-        monkeypatch.setattr(KERNELS, "launch", launch)
+        monkeypatch.setattr(Kernels, "launch", launch)
         return ran
 
     return starting
@@ -41,7 +41,7 @@ def refuse(monkeypatch):
     ("mode", "columns"), [("concat", 160), pytest.param("concat", 32, marks=pytest.mark.nightly), ("sum", 32)]
 )
 def test_the_ngram_lookup_hashes_whole_units_of_tokens_in_the_least_tile(refuse, mode, columns):
-    ran = refuse(lambda launch: getattr(launch, "kernel", None) in (Kernel.NGRAM, Kernel.NGRAM_SUM) and too_large(launch))
+    ran = refuse(lambda launch: getattr(launch, "kernel", None) in (NGRAM, NGRAM_SUM) and too_large(launch))
 
     def too_large(launch):
         return launch.block_m > 8 or launch.block_n > columns
@@ -54,7 +54,7 @@ def test_the_ngram_lookup_hashes_whole_units_of_tokens_in_the_least_tile(refuse,
 
 @pytest.mark.parametrize("options", [{}, {"max_norm": 1.0}])
 def test_bags_of_whole_rows_become_bags_row_by_row(refuse, options):
-    ran = refuse(lambda launch: getattr(launch, "kernel", None) in (Kernel.BAG_TILES, Kernel.SPREAD_TILES))
+    ran = refuse(lambda launch: getattr(launch, "kernel", None) in (BAG_TILES, SPREAD_TILES))
     torch.manual_seed(0)
     module, ids = EmbeddingBag(40, 64, mode="sum", **options), torch.randint(0, 40, (9, 4))
     expected = module(ids)
@@ -64,7 +64,7 @@ def test_bags_of_whole_rows_become_bags_row_by_row(refuse, options):
         (found_gradient,) = torch.autograd.grad(found.square().sum(), module.weight)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(found_gradient, gradient)
-    assert Kernel.BAGS in [getattr(launch, "kernel", None) for launch in ran]
+    assert BAGS in [getattr(launch, "kernel", None) for launch in ran]
 
 
 @pytest.mark.parametrize("kernel", ["sort_runs_kernel", "merge_runs_kernel", "gather_rows_kernel"])

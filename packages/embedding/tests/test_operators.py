@@ -6,7 +6,7 @@ import lookup
 import pytest
 import torch
 from npu_embedding import Embedding, EmbeddingBag, embedding, embedding_bag, ngram_embedding
-from npu_embedding.both.tiling import Way
+from npu_embedding.rows import Way
 from torch.nn import functional
 
 from testing.operators import *  # noqa: F403

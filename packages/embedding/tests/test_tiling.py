@@ -1,14 +1,14 @@
 """The tiling is plain arithmetic: it fits every chip, and follows its own rules."""
 
 import dataclasses
+from functools import partial
 
 import npu_tiling
 import pytest
-from npu_embedding import tiling
-from npu_embedding.ascend import tiling as ascend
-from npu_embedding.both.tiling import Way
-from npu_embedding.cuda import tiling as cuda
-from npu_embedding.shape import RowShape, Shape
+from npu_embedding.bags import ascend as bags
+from npu_embedding.lookup import ascend, ascend_sort, cuda, cuda_sort, operator
+from npu_embedding.ngram import ascend as ngram
+from npu_embedding.rows import RowShape, Way, smaller
 from npu_tiling import SOCS
 
 WIDTHS = [*range(1, 200), 256, 768, 1000, 1024, 2048, 3584, 4096, 5120, 7168, 8192, 9000, 12288, 16384, 16411, 65536, 100003]
@@ -40,7 +40,7 @@ def test_every_launch_fits_and_moves_whole_rows_or_8_kb(choose, itemsize):
 
 def test_rows_move_in_tiles_where_they_fill_units():
     for width, in_tiles in ((8, True), (7, False), (123, False), (768, True), (16411, True)):
-        launch = tiling.gather_launch(rows(width))
+        launch = ascend.gather_launch(rows(width))
         assert launch.constants["GATHER"] == in_tiles
         assert launch.block_m >= 2
 
@@ -49,7 +49,7 @@ def test_grids_are_persistent():
     gather, partials = ascend.gather_launch(rows(768)), ascend.partials_launch(rows(768))
     assert gather.grid(1) == partials.grid(1) == 1
     assert gather.grid(16384) == partials.grid(131072) == CHIP.vector_cores
-    for launch in (ascend.slots_launch(CHIP), ascend.sort_launch(CHIP)):
+    for launch in (ascend.slots_launch(CHIP), ascend_sort.sort_launch(CHIP)):
         assert launch.grid(1) == 1 and launch.grid(10**6) == CHIP.vector_cores
     wide = ascend.sums_launch(rows(16384))
     assert wide.column_blocks * ascend.chunks(wide, 10**6) <= CHIP.vector_cores
@@ -64,29 +64,29 @@ def test_smaller_launches_end_at_one_unit(choose):
     while launch is not None:
         seen.append((launch.block_m, launch.block_n))
         assert launch.column_blocks * launch.block_n >= 4096
-        launch = tiling.smaller(launch)
+        launch = smaller(launch)
     assert len(set(seen)) == len(seen) > 5
     assert seen[-1][1] == 16
 
 
-@pytest.mark.parametrize("choose", [ascend.ngram_launch, ascend.ngram_sum_launch])
+@pytest.mark.parametrize("choose", [partial(ngram.launch, concat=concat) for concat in (True, False)])
 def test_smaller_ngram_launches_hash_whole_units_of_tokens(choose):
     for width in WIDTHS:
         launch = choose(rows(width))
         while launch is not None:
             assert launch.block_m % 8 == 0
-            last, launch = launch, tiling.smaller(launch)
+            last, launch = launch, smaller(launch)
         assert last.block_m == 8
         assert last.block_n == min(width, 8)
 
 
-@pytest.mark.parametrize("choose", [ascend.bag_tiles_launch, ascend.spread_tiles_launch])
+@pytest.mark.parametrize("choose", [bags.bag_tiles_launch, bags.spread_tiles_launch])
 def test_smaller_tiles_of_bags_have_whole_rows(choose):
     for width in WIDTHS:
         launch = choose(rows(width))
         while launch is not None:
             assert launch.block_n == width or not launch.constants["TILES"]
-            launch = tiling.smaller(launch)
+            launch = smaller(launch)
 
 
 def test_what_cannot_fit_says_what_needs_how_much():
@@ -103,9 +103,9 @@ def test_what_cannot_fit_says_what_needs_how_much():
         (CHIP, 2**30, 1, 8, Way.MERGED),
         (GPU, 1, 2**30, 2**18, Way.SEARCHED),
         (GPU, 1, 2**30, 2**18 + 1, Way.RANKED),
-        (GPU, cuda.SEARCHED, 1, 256, Way.SEARCHED),
-        (GPU, cuda.SEARCHED, 1, 257, Way.RANKED),
-        (GPU, cuda.SEARCHED + 1, 2**30, 8, Way.RANKED),
+        (GPU, cuda_sort.SEARCHED, 1, 256, Way.SEARCHED),
+        (GPU, cuda_sort.SEARCHED, 1, 257, Way.RANKED),
+        (GPU, cuda_sort.SEARCHED + 1, 2**30, 8, Way.RANKED),
         (GPU, 1, 2**30 + 1, 8, Way.SORTED),
         (GPU, 131072, 1, 8, Way.RANKED),
         (GPU, 65536, 2**30 + 1, 8, Way.SORTED),
@@ -113,24 +113,24 @@ def test_what_cannot_fit_says_what_needs_how_much():
     ],
 )
 def test_the_way_follows_from_the_numbers_of_indices_and_rows(device, indices, n_rows, width, way):
-    chosen = tiling.choose(Shape(indices=indices, rows=n_rows, width=width, device=device))
+    chosen = operator.choose(indices, n_rows, width, device)
     assert chosen.way is way
     file, _, line = chosen.decided_at.partition(":")
-    module = ascend if device is CHIP else cuda
+    module = ascend_sort if device is CHIP else cuda_sort
     assert module.__file__.endswith(file)
     with open(module.__file__) as source:
         assert way.name in source.readlines()[int(line) - 1]
 
 
 def test_the_last_row_and_place_are_an_fp32_number():
-    last = ascend.KEY_OF_ROW_0 + (ascend.MAX_ROWS_OF_ONE_DIGIT + 1) * ascend.BLOCK + ascend.BLOCK - 1
+    last = ascend_sort.KEY_OF_ROW_0 + (ascend_sort.MAX_ROWS_OF_ONE_DIGIT + 1) * ascend_sort.BLOCK + ascend_sort.BLOCK - 1
     assert last < 0x7F800000  # the bits of infinity
 
 
 def test_a_search_ends_when_all_keys_are_found():
     for n in (0, 1, 2, 5, 2048, 2049, 8192, 10**6):
         left = n
-        for _ in range(ascend.search_steps(n)):
+        for _ in range(ascend_sort.search_steps(n)):
             assert left > 0
             left -= max(left - 1, 0) // 4 + 1
         assert left == 0
@@ -146,7 +146,7 @@ def test_cuda_blocks_are_powers_of_two():
                     assert name == "N" or block & (block - 1) == 0
     assert cuda.gather_launch(rows(768, 4, GPU)).constants["BLOCK_N"] == 256
     assert cuda.chunks(cuda.sums_launch(rows(768, 4, GPU)), 10**6) * 3 <= 4 * 132 * 32
-    assert tiling.smaller(tiling.gather_launch(rows(768, 4, GPU))) is None
+    assert smaller(cuda.gather_launch(rows(768, 4, GPU))) is None
     partials = cuda.partials_launch(rows(768, 4, GPU))
     assert partials.grid(partials.per_program + 1) == 2 * partials.column_blocks
 
@@ -156,17 +156,17 @@ def test_a_search_takes_all_indices_at_once_and_its_rows_of_zeros_fit_the_bits_o
         for itemsize in (2, 4):
             launch = cuda.search_launch(rows(width, itemsize, GPU))
             blocks = launch.constants
-            assert blocks["BLOCK_M"] == cuda.SEARCHED and cuda.SEARCHED % blocks["BLOCK_K"] == 0
+            assert blocks["BLOCK_M"] == cuda_sort.SEARCHED and cuda_sort.SEARCHED % blocks["BLOCK_K"] == 0
             assert blocks["ZERO_M"] == launch.per_program <= 32
             assert blocks["BLOCK_K"] * blocks["BLOCK_N"] <= 4096  # fp32 sums, 32 for each thread
 
 
 def test_stages_make_one_run_of_sorted_groups():
-    sort = cuda.sort_launch(GPU)
-    assert sort.constants["GROUP"] == cuda.GROUP
+    sort = cuda_sort.sort_launch(GPU)
+    assert sort.constants["GROUP"] == cuda_sort.GROUP
     for n in (1, 600, 16384, 16385, 40000, 131072):
-        stages = cuda.rank_stages(n)
-        assert stages[0].run == cuda.GROUP
+        stages = cuda_sort.rank_stages(n)
+        assert stages[0].run == cuda_sort.GROUP
         assert [stage.run for stage in stages[1:]] == [stage.places for stage in stages[:-1]]
         assert [stage.runs == 0 for stage in stages] == [False] * (len(stages) - 1) + [True]
         for stage in stages:

@@ -258,7 +258,7 @@ def test_rms_norm_forward_of_ascend_is_proved_for_every_number_of_rows():
 @needs_packages
 def test_embedding_of_ascend_is_proved_for_any_indices():
     """The indices are data of which nothing is declared: the kernel checks them."""
-    kernel = PACKAGES / "embedding/src/npu_embedding/ascend/gather.py"
+    kernel = PACKAGES / "embedding/src/npu_embedding/lookup/ascend.py"
     given = [
         "n=1..2**31 n_total=1..2**24 p_index=i64:n p_weight=i16:n_total*128 p_out=i16:n*128",
         "first_row=0 stop_row=n_total s_weight=128 N=128 BLOCK_M=32 BLOCK_N=128 GATHER=False NAN=32704",

@@ -1,11 +1,9 @@
 """Embeddings for training on Huawei Ascend NPUs, CUDA and CPUs."""
 
-from .api import embedding
-from .bags import embedding_bag
+from .api import Embedding, embedding
+from .bags.api import EmbeddingBag, embedding_bag
 from .explain import explain
-from .module import Embedding, EmbeddingBag
-from .ngram import ngram_embedding
-from .ngram_module import NGramEmbedding
+from .ngram.api import NGramEmbedding, ngram_embedding
 from .patching import patch
 from .vocab_parallel import VocabParallelEmbedding
 

@@ -1,18 +1,22 @@
-"""The public function: it checks its arguments."""
+"""`embedding`, from its arguments to an operator, and its module: a drop-in for torch.nn.Embedding."""
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from npu_tiling.pytorch import arguments
+from npu_tiling.pytorch.patching import stands_for
 from npu_tiling.pytorch.sharding import is_distributed
-from torch import Tensor
+from torch import Tensor, nn
 
-from . import checks, sharding
-from .bag_operators import computed_rows
-from .operators import OPERATORS
+from . import split
+from .bags.api import computed_rows
+from .call import NO_ROW, Forward, Renormalise, check_inside, check_table, padding_row
+from .lookup.operator import FORWARD, RENORMALISE
 
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _UNKNOWN_TOTAL = 2**63 - 1  # rows of a sharded table: any index from 0 may be another shard's
 
 
@@ -40,7 +44,7 @@ def embedding(
 
     Without them a row of the output is a copy, bit for bit, whatever the other indices are.
     The gradient's sums are fp32, rounded once, and the same bits every time: they are added in a fixed order. Nothing waits
-    for the device. Under autocast nothing is cast. DTensors: see sharding.py.
+    for the device. Under autocast nothing is cast. DTensors: see split.py.
 
     An index outside the table: on a CPU an IndexError that names it. An accelerator could raise an error only if the host
     waited for it: nothing outside the table is read or written, that row of the output is NaN, so that the loss is too, and
@@ -83,9 +87,21 @@ def embedding(
 
     Source: torch.nn.functional.embedding; for `vocab_range`, Shoeybi et al., "Megatron-LM", arXiv 1909.08053.
     """
-    dtype = checks.table(indices, weight, row_scales, dtype)
+    if (
+        max_norm is None and multiplier is None and rms_norm_eps is None and row_scales is None
+        and vocab_range is None and num_embeddings is None and dtype is None
+        and type(norm_type) is float and isinstance(weight, Tensor) and weight.dim() == 2
+        and (padding_idx is None or (type(padding_idx) is int and padding_idx >= 0))
+    ):  # fmt: skip
+        row = NO_ROW if padding_idx is None else padding_idx
+        call = Forward(indices, weight, row, scale_grad_by_freq, sparse, 0, weight.shape[0])
+        found = FORWARD.again(norm_type, call)
+        if found is not None:
+            rows: Tensor = found
+            return rows
+    dtype = check_table(indices, weight, row_scales, dtype)
     first_row, n_total = _check(weight, vocab_range, num_embeddings)
-    padding = checks.padding_row(padding_idx, weight.shape[0] if vocab_range is None else num_embeddings)
+    padding = padding_row(padding_idx, weight.shape[0] if vocab_range is None else num_embeddings)
     if max_norm is not None:
         max_norm = arguments.number("max_norm", max_norm, least=0, finite=False, or_none=True)
     if multiplier is not None:
@@ -102,17 +118,40 @@ def embedding(
         if vocab_range is not None:
             raise ValueError(f"vocab_range is {vocab_range} and must be left out where weight is a DTensor.")
         run = partial(embedding, norm_type=norm_type)
-        return sharding.embedding(run, indices, weight, padding_idx, max_norm, scale_grad_by_freq, sparse, multiplier)
+        return split.embedding(run, indices, weight, padding_idx, max_norm, scale_grad_by_freq, sparse, multiplier)
     if max_norm is not None:
         if row_scales is not None:
             raise ValueError(f"max_norm is {max_norm} and must be None where row_scales is given: such a table is frozen.")
-        OPERATORS("renormalise_", indices, weight.detach(), max_norm, norm_type, first_row, n_total)
+        RENORMALISE(Renormalise(indices, weight.detach(), max_norm, norm_type, first_row, n_total))
+    call = Forward(indices, weight, padding, scale_grad_by_freq, sparse, first_row, n_total)
     if multiplier is not None or row_scales is not None or rms_norm_eps is not None:
-        factor = 1.0 if multiplier is None else multiplier
-        checks.inside(indices, n_total)
-        gradient = (padding, scale_grad_by_freq, sparse, first_row, n_total)
-        return computed_rows(indices, weight, row_scales, factor, rms_norm_eps, dtype, *gradient)
-    return OPERATORS("forward", indices, weight, padding, scale_grad_by_freq, sparse, first_row, n_total)
+        check_inside(indices, n_total)
+        return computed_rows(call, row_scales, 1.0 if multiplier is None else multiplier, rms_norm_eps, dtype)
+    out: Tensor = FORWARD(call, norm_type)
+    return out
+
+
+class Embedding(nn.Embedding):
+    """torch.nn.Embedding, with `npu_embedding.embedding` for its forward and its gradient.
+
+    Arguments, attributes, `from_pretrained`, initial values and state_dict are those of torch.nn.Embedding. The forward of
+    that class runs, with a warning, where ours cannot stand for it: its weight was quantised, that forward was replaced, a
+    TorchFunctionMode would see other calls. It also runs while the module is traced or exported to ONNX.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Rows [..., embedding_dim] for indices [...]."""
+        if not stands_for(self, nn.Embedding, other_dtype(self), input=input, weight=self.weight):
+            return nn.Embedding.forward(self, input)
+        return embedding(
+            input,
+            self.weight,
+            self.padding_idx,
+            self.max_norm,
+            self.norm_type,
+            self.scale_grad_by_freq,
+            self.sparse,
+        )
 
 
 def _check(weight: Tensor, vocab_range: tuple[int, int] | None, num_embeddings: int | None) -> tuple[int, int]:
@@ -134,3 +173,10 @@ def _check(weight: Tensor, vocab_range: tuple[int, int] | None, num_embeddings: 
             f"num_embeddings is {num_embeddings} and must be at least {last}, where vocab_range ends, and below 2^63."
         )
     return first, num_embeddings
+
+
+def other_dtype(table: Any) -> str | None:
+    """Why `embedding` does not look up rows of a table with this dtype, None if it does."""
+    dtype = table.weight.dtype  # while torch.fx traces it is none
+    is_other = isinstance(dtype, torch.dtype) and dtype not in _DTYPES
+    return f"its weight is {dtype}, which embedding does not take" if is_other else None

@@ -11,8 +11,9 @@ from npu_tiling.pytorch.collectives import group_named
 from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor, nn
 
-from . import checks, exchange
+from . import split
 from .api import embedding
+from .call import check_table, padding_row
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -60,7 +61,7 @@ class VocabParallelEmbedding(nn.Module):
         arguments.whole("embedding_dim", embedding_dim, least=0)
         arguments.flags(scale_grad_by_freq=scale_grad_by_freq, sparse=sparse, equal_counts=equal_counts)
         if padding_idx is not None:
-            padding_idx = checks.padding_row(padding_idx, num_embeddings)
+            padding_idx = padding_row(padding_idx, num_embeddings)
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.padding_idx = padding_idx
@@ -106,15 +107,15 @@ class VocabParallelEmbedding(nn.Module):
 
         With `equal_counts` the ranks have equally many.
         """
-        checks.table(indices, self.weight, None, None)
+        check_table(indices, self.weight, None, None)
         if is_distributed((indices, self.weight)):
             raise TypeError("indices and weight must be plain tensors: `embedding` takes DTensors.")
         rows, group = (self.vocab_start_index, self.vocab_end_index), self._group
         ranks = len(self._bounds) - 1
-        if self.equal_counts and not self.sparse and exchange.sends_little(indices, self.weight, ranks):
-            padding = checks.padding_row(self.padding_idx, self.num_embeddings)
+        if self.equal_counts and not self.sparse and split.sends_little(indices, self.weight, ranks):
+            padding = padding_row(self.padding_idx, self.num_embeddings)
             scales = self.scale_grad_by_freq
-            return exchange.by_all(indices, self.weight, rows, self.num_embeddings, group, padding, scales)
+            return split.by_all(indices, self.weight, rows, self.num_embeddings, group, ranks, padding, scales)
         run = partial(
             embedding,
             weight=self.weight,
@@ -124,7 +125,7 @@ class VocabParallelEmbedding(nn.Module):
             vocab_range=rows,
             num_embeddings=self.num_embeddings,
         )
-        return exchange.by_counts(run, indices, self._bounds, group)
+        return split.by_counts(run, indices, self._bounds, group)
 
     def extra_repr(self) -> str:
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"

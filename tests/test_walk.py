@@ -2,23 +2,36 @@
 
 import sys
 
+import npu_embedding.lookup.operator
+import npu_rms_norm.operator
 import npu_tiling
 import pytest
 import torch
-from npu_rms_norm import operator, rms_norm
+from npu_embedding import embedding
+from npu_rms_norm import rms_norm
 from npu_tiling.chips import detection
 from npu_tiling.launching.direct import DirectCall
 from npu_tiling.launching.kernels import Kernels
 
-OURS = ("npu_rms_norm", "npu_tiling", "<string>")  # a function that is written for a key or a plan has no file
+OURS = ("npu_", "<string>")  # a function that is written for a key or a plan has no file
+# By operator: a call for a number of rows; and the most functions and files that a warm call and a shape's first one pass.
+CALLS = {
+    npu_rms_norm.operator.FORWARD: (lambda rows: rms_norm(torch.ones(rows, 64), torch.ones(64)), (14, 7), (200, 28)),
+    npu_embedding.lookup.operator.FORWARD: (
+        lambda rows: embedding(torch.arange(rows), torch.ones(9, 64)),
+        (14, 7),
+        (130, 20),
+    ),
+}
+NAMES = {operator: operator.signature.name for operator in CALLS}
 
 
 def launched(*arguments):
     """A stand-in for a kernel."""
 
 
-@pytest.fixture
-def stubbed(monkeypatch):
+@pytest.fixture(params=CALLS, ids=NAMES.get)
+def case(request, monkeypatch):
     """A CPU is an H200, whose launches do nothing and whose kernels are called directly from the second launch on."""
     known = set()
 
@@ -34,8 +47,9 @@ def stubbed(monkeypatch):
     monkeypatch.setattr(Kernels, "launch", launch)
     monkeypatch.setattr(Kernels, "direct_call", direct_call)
     for name in ("_plans", "_functions"):
-        monkeypatch.setattr(operator.FORWARD, name, {})
-    monkeypatch.setattr(operator.FORWARD, "_approved", set())
+        monkeypatch.setattr(request.param, name, {})
+    monkeypatch.setattr(request.param, "_approved", set())
+    return CALLS[request.param]
 
 
 def walk(call):
@@ -58,18 +72,18 @@ def walk(call):
     return passed
 
 
-def test_a_warm_call_passes_few_functions(stubbed):
-    x, weight = torch.randn(4, 64), torch.ones(64)
+def test_a_warm_call_passes_few_functions(case):
+    call, (functions, files), _ = case
     for _ in range(4):
-        rms_norm(x, weight)
-    passed = walk(lambda: rms_norm(x, weight))
-    assert len(passed) <= 14, passed
-    assert len({file for file, _ in passed}) <= 7, passed
+        call(4)
+    passed = walk(lambda: call(4))
+    assert len(passed) <= functions, passed
+    assert len({file for file, _ in passed}) <= files, passed
 
 
-def test_the_first_call_of_a_shape_passes_as_few_as_before(stubbed):
-    weight = torch.ones(64)
-    rms_norm(torch.randn(4, 64), weight)
-    passed = walk(lambda: rms_norm(torch.randn(5, 64), weight))
-    assert len(passed) <= 200, len(passed)
-    assert len({file for file, _ in passed}) <= 28, passed
+def test_the_first_call_of_a_shape_passes_as_few_as_before(case):
+    call, _, (functions, files) = case
+    call(4)
+    passed = walk(lambda: call(5))
+    assert len(passed) <= functions, len(passed)
+    assert len({file for file, _ in passed}) <= files, passed

@@ -1,20 +1,31 @@
-"""Device code of both chips: look-ups that sum, decode or normalise rows (bags), and their backward up to dx and dsample.
+"""Look-ups that sum, decode or normalise rows (bags), bag by bag, and their backward up to dx and dsample.
 
     x_i = step[index[i]] weight[index[i]]      out[b] = factor * sum over the positions i of bag b of w_i x_i
     dx_i = factor w_i dy[b]                    dsample_i = factor x_i . dy[b]
 
-w_i is the sample weight of position i. The table at hand holds rows from `first_row` to before `stop_row` of `n_total`. An
-id of another shard counts as zeros, an id that no shard has as NaN; the id `i_padding` is not in its bag.
+w_i is the sample weight of position i. With MEAN out, dx and dsample are divided by the number of ids in the bag. The table
+at hand holds rows from `first_row` to before `stop_row` of `n_total`. An id of another shard counts as zeros, an id that no
+shard has as NaN; the id `i_padding` is not in its bag.
 
 With NORM a bag has one id, and with x = factor step weight, r = 1 / sqrt(mean(x^2) + eps):
 
     out = r x      dx = factor r (dy - out mean(dy out))
 
-Sums are fp32, rounded once. Here bags are taken one by one, BLOCK_N columns at a time.
+Sums are fp32, rounded once. Bags are taken one by one, BLOCK_N columns at a time. On CUDA these are the kernels, which stand
+here with their tables of blocks; those of Ascend (ascend.py) fall back on the same functions.
 """
 
-import triton
-import triton.language as tl
+from math import ceil
+
+from npu_tiling.budget.arithmetic import power_of_two
+from npu_tiling.device.language import tl, triton
+from npu_tiling.places import here
+
+from ..lookup.cuda import COPIES
+from ..rows import Launch, RowShape
+
+_NORM_COLUMNS = 65536  # of a block that is a row, at most
+_NORM_WARPS, _NORM_WARP_COLUMNS = 16, 1024  # of its program at most, and columns for each of them
 
 
 @triton.jit
@@ -167,3 +178,64 @@ def spread_bag(
             store_zeros(p_dx, p_dsample, 0, tl.minimum(i_first, n), n, i_block, o_col, N, BLOCK_N)
         if i_bag == n_bags - 1:  # positions after the last bag
             store_zeros(p_dx, p_dsample, i_stop, n, n, i_block, o_col, N, BLOCK_N)
+
+
+@triton.jit(
+    do_not_specialize=["n", "n_bags", "n_offsets", "n_each", "n_base", "first_row", "stop_row", "n_total", "i_padding"]
+)
+def sum_bags_kernel(
+    # As those of Ascend's kernel.
+    p_index, p_offsets, p_base, p_sample, p_weight, p_steps, p_out,
+    n, n_bags, n_offsets, n_each, n_base, first_row, stop_row, n_total, i_padding, s_weight, factor, eps,
+    N: tl.constexpr, BLOCK_N: tl.constexpr, FORMAT: tl.constexpr, MEAN: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """The sum of the rows of each bag, decoded, weighted and times a factor; MEAN: over the number of its ids."""
+    n_blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    for i_task in tl.range(tl.program_id(0), n_bags * n_blocks, tl.num_programs(0)):
+        o_col = i_task % n_blocks * BLOCK_N + tl.arange(0, BLOCK_N)
+        # fmt: off
+        sum_bag(
+            p_index, p_offsets, p_base, p_sample, p_weight, p_steps, p_out, tl.cast(i_task // n_blocks, tl.int64), n,
+            n_offsets, n_each, n_base, first_row, stop_row, n_total, i_padding, s_weight, factor, eps, o_col,
+            N, BLOCK_N, FORMAT, MEAN, NORM,
+        )
+        # fmt: on
+
+
+@triton.jit(do_not_specialize=["n", "n_bags", "n_offsets", "n_each", "n_base", "first_row", "stop_row", "i_padding"])
+def spread_bags_kernel(
+    # As those of Ascend's kernel.
+    p_dy, p_index, p_offsets, p_base, p_sample, p_weight, p_dx, p_dsample,
+    n, n_bags, n_offsets, n_each, n_base, first_row, stop_row, i_padding, s_dy, s_weight, factor, eps,
+    N: tl.constexpr, BLOCK_N: tl.constexpr, MEAN: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """dx of each position of a bag, and the gradient of its sample weight."""
+    n_blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    for i_task in tl.range(tl.program_id(0), n_bags * n_blocks, tl.num_programs(0)):
+        i_block = i_task % n_blocks
+        o_col = i_block * BLOCK_N + tl.arange(0, BLOCK_N)
+        # fmt: off
+        spread_bag(
+            p_dy, p_index, p_offsets, p_base, p_sample, p_weight, p_dx, p_dsample, tl.cast(i_task // n_blocks, tl.int64), n,
+            n_bags, n_offsets, n_each, n_base, first_row, stop_row, i_padding, s_dy, s_weight, factor, eps, i_block, o_col,
+            N, BLOCK_N, MEAN, NORM,
+        )
+        # fmt: on
+
+
+def bags_launch(shape: RowShape) -> Launch:
+    """Blocks of a look-up of bags on CUDA, and of its backward up to dx and dsample."""
+    return COPIES.launch(shape, {})
+
+
+def norm_launch(shape: RowShape) -> Launch:
+    """Blocks of rows that are normalised, on CUDA: a row is a block, up to so many columns."""
+    columns = min(power_of_two(shape.width), _NORM_COLUMNS)
+    return Launch(
+        device=shape.device,
+        blocks=(("N", shape.width), ("BLOCK_N", columns)),
+        column_blocks=ceil(shape.width / columns),
+        warps=max(1, min(_NORM_WARPS, columns // _NORM_WARP_COLUMNS)),
+        why="a row is a block: its squares are added in one program",
+        decided_at=here(),
+    )

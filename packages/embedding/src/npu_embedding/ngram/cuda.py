@@ -1,14 +1,17 @@
-"""Device code of the n-gram look-up on CUDA.
+"""The n-gram look-up on CUDA: the kernel, its blocks and its grid.
 
     row[h, i] = offsets[h] + (mix over k of token[i - k] * multipliers[k]) mod sizes[h]
 
 Products and remainders are those of 64-bit integers.
 """
 
-import triton
-import triton.language as tl
+from math import ceil
 
-from .columns import block_columns
+from npu_tiling.device.language import tl, triton
+
+from ..formula import column_block
+from ..lookup.cuda import gather_launch
+from ..rows import Launch, RowShape
 
 
 @triton.jit
@@ -86,7 +89,7 @@ def ngram_rows_kernel(
     N_HEADS: tl.constexpr = CONTEXT * HEADS
     PARTS: tl.constexpr = N_HEADS if CONCAT else 1
     N_BLOCKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    o_col = block_columns(tl.program_id(0) % N_BLOCKS, BLOCK_N)
+    o_col = column_block(tl.program_id(0) % N_BLOCKS, BLOCK_N)
     i_part = tl.program_id(0) // N_BLOCKS % PARTS
     o_place = (tl.program_id(0) // (N_BLOCKS * PARTS)).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     m_tile = (o_place < n)[:, None] & (o_col < N)[None, :]
@@ -110,3 +113,13 @@ def ngram_rows_kernel(
             b_sum += b_rows.to(tl.float32)
     if not CONCAT:
         tl.store(p_out + o_place[:, None] * N + o_col[None, :], b_sum.to(p_out.dtype.element_ty), mask=m_tile)
+
+
+def launch(shape: RowShape, concat: bool) -> Launch:
+    """Blocks of the look-up."""
+    return gather_launch(shape)
+
+
+def grid(launch: Launch, n_batches: int, n_tokens: int, heads: int) -> int:
+    """Programs, each of which takes tokens through one of the heads, or through all where heads is 1."""
+    return ceil(n_batches * n_tokens / launch.per_program) * launch.column_blocks * heads

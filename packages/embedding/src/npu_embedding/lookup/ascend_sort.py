@@ -1,10 +1,12 @@
-"""Device code that sorts the indices of a gradient by the rows that they name; indices of one row keep their order.
+"""Indices of a gradient on Ascend, sorted by the rows that they name: kernels and their steps of a plan.
+
+Indices of one row keep their order.
 
 A row is stored as its key, KEY_OF_ROW_0 + row, in the bits of a normal fp32 number: from KEY_OF_ROW_0, the smallest, up to
 infinity, larger bits are a larger number, so that each of 2^31 - 2^24 rows has a number of its own. The key of row n_rows
 stands for an index that names no row of the table or the padding row, the next for a place after the last index.
 
-The vector unit sorts fp32 numbers that fit in the Unified Buffer, and no others. The bits of one hold row * BLOCK + place. A
+The hardware sorts fp32 numbers in the Unified Buffer, and nothing else: row * BLOCK + place is stored in the bits of one. A
 table with more rows than fit there takes two sorts, by the lower digit of the row and then by the higher.
 
     sort_runs_kernel     sorts blocks of BLOCK indices; of more than 64 blocks, a program merges its own to one run
@@ -17,8 +19,29 @@ The scalar unit searches through a cache, and what is stored goes past it. So ea
 its own, from which nothing was read before it was written.
 """
 
-import triton
-import triton.language as tl
+from math import ceil, inf
+
+from npu_tiling import Device
+from npu_tiling.calls import Empty
+from npu_tiling.device.language import tl, triton
+from npu_tiling.places import here
+from npu_tiling.plans import Plan, Slot
+
+from ..rows import INT32, INT64, Gradient, Launch, Rule, Way
+
+KEY_OF_ROW_0 = 0x00800000
+_MAX_ROWS = 2**31 - 2**24 - 3  # of a table: their keys, and three more, are finite
+_MAX_INDICES = 2**30  # places, and a quarter of a run more, are int32
+_LOG = 11
+BLOCK = 2**_LOG  # indices of a block; a sort takes 32 bytes of each
+_MAX_RUNS = 4**3  # which three launches merge
+MAX_ROWS_OF_ONE_DIGIT = 2 ** (31 - _LOG) - 2 ** (24 - _LOG) - 2  # and n_rows + 1 too
+SORT = (("LOG", _LOG), ("KEY_OF_ROW_0", KEY_OF_ROW_0))
+
+WAYS = (
+    # way, indices, elements of dy, rows of the table, why
+    Rule(Way.MERGED, _MAX_INDICES, inf, _MAX_ROWS, f"a vector core sorts {BLOCK} numbers in its Unified Buffer", here()),
+)
 
 
 @triton.jit
@@ -80,7 +103,7 @@ def named_rows(p_index, i, n, n_rows, first_row, i_padding, BLOCK: tl.constexpr,
 
 @triton.jit
 def key_after(p_key, i, i_end, n_skipped):
-    """The key of a run that stands `n_skipped` after place `i`; above all others where the run has ended."""
+    """The key of a run that stands `n_skipped` after place `i`; 2^31 - 1 past the end of the run."""
     key = tl.load(p_key + tl.minimum(i + n_skipped, i_end - 1))
     return tl.where(i + n_skipped < i_end, key, 0x7FFFFFFF)
 
@@ -245,3 +268,73 @@ def merge_runs_kernel(
         WIDE,
         KEY_OF_ROW_0,
     )
+
+
+def sort_launch(device: Device) -> Launch:
+    """The launch that sorts runs of indices, and those that merge them."""
+    return WAYS[0].launch(device, dict(SORT), 1)
+
+
+def sorted_runs(blocks: int, device: Device) -> tuple[int, int]:
+    """Blocks of a run that one program sorts, and the rounds in which it merges them."""
+    if blocks <= _MAX_RUNS:
+        return 1, 0
+    run, rounds = ceil(blocks / min(device.vector_cores, _MAX_RUNS)), 0
+    while 4**rounds < run:
+        rounds += 1
+    return run, rounds
+
+
+def search_steps(n: int) -> int:
+    """Steps in which `first_keys` finds n keys: of n that are left, each takes a quarter."""
+    steps = 0
+    while n:
+        n -= (n - 1) // 4 + 1
+        steps += 1
+    return steps
+
+
+def sorted_keys(p: Plan, gradient: Gradient) -> tuple[Slot, Slot]:
+    """Adds the steps that sort. Returns the indices as keys in ascending order, int32 [n], and where each stood."""
+    n, wide = gradient.indices.numel(), {"WIDE": gradient.n_rows > MAX_ROWS_OF_ONE_DIGIT}
+    blocks, block_steps = ceil(n / BLOCK), search_steps(BLOCK)
+    places = blocks * BLOCK
+    run, rounds = sorted_runs(blocks, p.chip)
+    keys, order = (p.new(Empty(((rounds + 1) * places,), INT32)) for _ in range(2))
+    indices, is_long = gradient.indices, gradient.indices.dtype == INT64
+    if is_long:  # its halves
+        indices = p.view(indices, (2 * n,), (1,), dtype=INT32)
+    name = "embedding backward, sort"
+    tiling = p.choose(name, sort_launch(p.chip), flags={"LONG": is_long, **wide})
+    p.launch(
+        sort_runs_kernel,
+        name,
+        tiling.grid(ceil(blocks / run)),
+        reads={"p_index": indices},
+        writes={"p_key": keys, "p_order": order},
+        sizes={**gradient.sizes, "n_run": run, "n_rounds": rounds, "n_block_steps": block_steps},
+    )
+    if rounds:
+        keys, order = (p.view(each, (places,), (1,), rounds * places) for each in (keys, order))
+    name = "embedding backward, merges"
+    if run < blocks:
+        tiling = p.choose(name, sort_launch(p.chip), flags=wide)
+    while run < blocks:
+        merged_keys, merged_order = (p.new(Empty((places,), INT32)) for _ in range(2))
+        p.launch(
+            merge_runs_kernel,
+            name,
+            tiling.grid(blocks),
+            reads={"p_key": keys, "p_order": order},
+            writes={"p_merged_key": merged_keys, "p_merged_order": merged_order},
+            sizes={
+                "n_blocks": blocks,
+                "n_run": run,
+                "n_steps": search_steps(4 * run * BLOCK),
+                "n_block_steps": block_steps,
+            },
+        )
+        keys, order, run = merged_keys, merged_order, 4 * run
+    if n < places:
+        keys, order = (p.view(each, (n,), (1,)) for each in (keys, order))
+    return keys, order

@@ -1,4 +1,4 @@
-"""Device code of the n-gram look-up on Ascend: ids are hashed on the vector unit, and rows are gathered by what it finds.
+"""The n-gram look-up on Ascend: ids are hashed on the vector unit, and rows are gathered by what it finds.
 
     row[h, i] = offsets[h] + (mix over k of token[i - k] * multipliers[k]) mod sizes[h]
 
@@ -7,10 +7,20 @@ int32: a product of two limbs has 22 bits, and no sum of products overflows. A r
 the lowest. A quotient in fp32 is off by one at most: what is left for the next limb lies a little beyond -size to size.
 """
 
-import triton
-import triton.language as tl
+from math import ceil
 
-from .columns import block_columns
+from npu_tiling import Block, Tile, persistent_grid
+from npu_tiling.budget.arithmetic import FP32
+from npu_tiling.device.language import tl, triton
+from npu_tiling.places import here
+
+from ..formula import block_columns
+from ..rows import TILE_BYTES, Launch, RowKernel, RowLaunch, RowShape, fills_units, largest_tile
+
+# Tokens whose ids are hashed at once: whole 32-byte units of int32, two repeats of a vector instruction at most.
+_TOKENS, _MAX_TOKENS = 8, 128
+_NUMBERS = 40  # int32 of a token that are alive at once: limbs, products, remainders
+_INDEX = 8  # bytes
 
 
 @triton.jit
@@ -223,3 +233,36 @@ def ngram_rows_kernel(
                         tl.store(p_out + i * S_OUT + h * N + o_col, b_nan)
         if not CONCAT:
             store_rows(p_out + i_place * S_OUT, b_sum, S_OUT, o_m, n_left, o_col, TILES)
+
+
+def _tiles(shape: RowShape, moves_tiles: bool) -> list[Tile]:
+    rows: tuple[str, ...] = ("BLOCK_M", "BLOCK_N") if moves_tiles else ("BLOCK_N",)
+    tiles = [Tile("rows", rows, shape.itemsize, 2), Tile("row of NaN", ("BLOCK_N",), shape.itemsize)]
+    return [*tiles, Tile("ids", ("BLOCK_M",), _INDEX, 6), Tile("numbers", (_NUMBERS, "BLOCK_M"), FP32)]
+
+
+def _sum_tiles(shape: RowShape, moves_tiles: bool) -> list[Tile]:
+    rows: tuple[str, ...] = ("BLOCK_M", "BLOCK_N") if moves_tiles else ("BLOCK_N",)
+    rounded = [Tile("rows or sums that are rounded", rows, FP32)] * (shape.itemsize < FP32 or moves_tiles)
+    return [*_tiles(shape, moves_tiles), Tile("sums", rows, FP32, 2), *rounded]
+
+
+NGRAM = RowKernel("ngram_rows_kernel", _tiles, flag="TILES", unit=_TOKENS, one_by_one=True)
+NGRAM_SUM = RowKernel("ngram_rows_kernel, which adds", _sum_tiles, flag="TILES", unit=_TOKENS, one_by_one=True)
+
+
+def launch(shape: RowShape, concat: bool) -> RowLaunch:
+    """Blocks of the look-up. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    kernel = NGRAM if concat else NGRAM_SUM
+    if not fills_units(shape.width, shape):
+        why = "rows that do not fill 32-byte units move one by one"
+        tokens = Block("BLOCK_M", _TOKENS, _TOKENS)
+        return largest_tile(kernel, shape, tokens, moves_tiles=False, why=why, decided_at=here())
+    most = min(_MAX_TOKENS, TILE_BYTES // (shape.width * shape.itemsize) // _TOKENS * _TOKENS)
+    tokens = Block("BLOCK_M", max(_TOKENS, most), _TOKENS, _TOKENS)
+    return largest_tile(kernel, shape, tokens, why="ids of many tokens are hashed at once", decided_at=here())
+
+
+def grid(launch: Launch, n_batches: int, n_tokens: int, heads: int) -> int:
+    """Programs, each of which takes tokens of one sequence through all heads."""
+    return persistent_grid(n_batches * ceil(n_tokens / launch.per_program) * launch.column_blocks, launch.device)

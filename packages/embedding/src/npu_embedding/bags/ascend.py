@@ -1,15 +1,20 @@
-"""Device code on Ascend of look-ups that sum, decode or normalise rows (bags), and of their backward: see both/bags.py.
+"""Look-ups that sum, decode or normalise rows (bags) on Ascend, and their backward: kernels, and what their tiles hold.
 
 With TILES bags have equally many ids, and a program takes BLOCK_M bags at a time: of each the first id, then the second. A
 tile [BLOCK_M, BLOCK_N] is fetched by a transfer for each row, and is summed, normalised and stored at once. A tile of which
-the table at hand does not have every id is taken bag by bag.
+the table at hand does not have every id is taken bag by bag: see cuda.py.
 """
 
-import triton
-import triton.language as tl
+from typing import Any
 
-from ..both.bags import decode, id_at, normalise, normalise_backward, spread_bag, sum_bag
-from .columns import block_columns
+from npu_tiling import Tile
+from npu_tiling.budget.arithmetic import FP32
+from npu_tiling.device.language import tl, triton
+from npu_tiling.places import here
+
+from ..formula import block_columns
+from ..rows import RowKernel, RowLaunch, RowShape, fills_units, largest_tile, tile_rows
+from .cuda import decode, id_at, normalise, normalise_backward, spread_bag, sum_bag
 
 
 @triton.jit
@@ -196,3 +201,56 @@ def spread_bags_kernel(
                 N, BLOCK_N, MEAN, NORM,
             )
             # fmt: on
+
+
+def bags_launch(shape: RowShape) -> RowLaunch:
+    """Blocks of a look-up of bags between offsets. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    return largest_tile(BAGS, shape, None, why="rows of a bag are added one by one", decided_at=here())
+
+
+def spread_launch(shape: RowShape) -> RowLaunch:
+    """Blocks of the backward of bags up to dx and dsample. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    return largest_tile(SPREAD, shape, None, why="rows of a bag are written one by one", decided_at=here())
+
+
+def _row(what: str, dtypes: int, fp32: str, copies: int) -> Any:
+    """What a kernel without tiles holds: so many rows in the dtypes of memory, and so many in fp32."""
+    return lambda shape, _: [Tile(what, ("BLOCK_N",), shape.itemsize, dtypes), Tile(fp32, ("BLOCK_N",), FP32, copies)]
+
+
+def _tile(what: str, dtypes: int, fp32: str) -> Any:
+    """What a kernel with tiles holds."""
+    tile = ("BLOCK_M", "BLOCK_N")
+    return lambda shape, _: [Tile(what, tile, shape.itemsize, dtypes), Tile(fp32, tile, FP32, 4)]
+
+
+BAGS = RowKernel(
+    "sum_bags_kernel, bag by bag", _row("row and result", 4, "sum, and fp32 of a row in decoding", 8), flag="TILES"
+)
+BAG_TILES = RowKernel(
+    "sum_bags_kernel", _tile("rows and results", 4, "sums, and fp32 of rows"), flag="TILES", row_by_row=bags_launch
+)
+SPREAD = RowKernel(
+    "spread_bags_kernel, bag by bag", _row("row, dy and dx", 6, "fp32: row, dy, product, dx", 4), flag="TILES"
+)
+SPREAD_TILES = RowKernel(
+    "spread_bags_kernel", _tile("rows, dy and dx", 6, "fp32: rows, dy, products"), flag="TILES", row_by_row=spread_launch
+)
+
+
+def bag_tiles_launch(shape: RowShape) -> RowLaunch:
+    """Blocks of a look-up of bags of equally many ids. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    return _whole_rows(BAG_TILES, shape) or bags_launch(shape)
+
+
+def spread_tiles_launch(shape: RowShape) -> RowLaunch:
+    """Blocks of the backward of normalised rows. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    return _whole_rows(SPREAD_TILES, shape) or spread_launch(shape)
+
+
+def _whole_rows(kernel: RowKernel, shape: RowShape) -> RowLaunch | None:
+    """Tiles of at least two whole rows, which the compiler moves at once; None where there are none."""
+    if not fills_units(shape.width, shape):
+        return None
+    launch = largest_tile(kernel, shape, tile_rows(shape), why="the rows of several bags move at once", decided_at=here())
+    return launch if launch.block_n == shape.width else None

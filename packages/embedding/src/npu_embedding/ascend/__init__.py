@@ -1,1 +1,0 @@
-"""Kernels for Ascend (Triton, no PyTorch), and their tiling (neither)."""

@@ -1,1 +1,0 @@
-"""What the tilings of both chips share. No kernel is the same on both."""

@@ -1,1 +1,0 @@
-"""Kernels for CUDA (Triton, no PyTorch), and their tiling (neither)."""

@@ -1,0 +1,293 @@
+"""The ways of a gradient on CUDA, and what runs before its sums: which rows have a run, and the order of indices.
+
+A key is the row of the table that an index names. An index outside the table, or of the padding row, has the key `n_rows`,
+the last. `sorted` [n] are the keys in ascending order, `order` [n] says where each stood; equal keys stay in their order.
+
+The first launch sorts groups of GROUP indices: it compares each with all of its group. Each launch after it makes one run of
+several sorted runs: it searches each key in every other run of its set, and its place is the sum of the places it would have
+in each. The last such launch takes all runs for one set.
+"""
+
+from math import ceil, inf
+from typing import NamedTuple
+
+from npu_tiling import Device
+from npu_tiling.budget.arithmetic import INT32_END
+from npu_tiling.calls import Empty
+from npu_tiling.device.language import tl, triton
+from npu_tiling.places import here
+from npu_tiling.plans import Plan, Slot
+
+from ..call import NO_ROW
+from ..rows import INT8, INT32, INT64, Gradient, Launch, Rule, Way, fill, sorted_numbers
+
+# The most indices, and the most elements of dy, for which no sort is made. Each program looks through all indices and sums
+# 128 columns. One launch and four, on an H200: 1024 x 256 take as long, 64 x 768 .008 and .015 ms, 1024 x 768 .041 and .019.
+SEARCHED, _SEARCHED_ELEMENTS = 1024, 2**18
+RANKED = 131072  # the most indices that kernels of our own sort
+
+# The first row that holds runs. RANKED and SORTED, the gradient of n rows of 160 on an H200: 32768 .077 and .111 ms, 65536
+# .097 and .121, 131072 .142 and .140, 262144 .242 and .168. torch.sort takes the host longer than all of RANKED.
+WAYS = (
+    # way, indices, elements of dy, rows of the table (kernels count them in 32 bits, but those of SORTED), why
+    Rule(Way.SEARCHED, SEARCHED, _SEARCHED_ELEMENTS, 2**30, f"{SEARCHED} are looked through sooner than sorted", here()),
+    Rule(Way.RANKED, RANKED, inf, 2**30, f"up to {RANKED} torch.sort takes as long or longer, and more of the host", here()),
+    Rule(Way.SORTED, inf, inf, inf, "a radix sort, whose time is a multiple of the number of indices", here()),
+)
+RULE_OF = {rule.way: rule for rule in WAYS}
+
+
+GROUP = 512  # indices that the first kernel of RANKED sorts
+_RANKED_AT_ONCE = 16384  # indices whose sorted groups become one run in one launch as fast as in two
+_UNIT = 4  # int32 that begin at a multiple of 16 bytes, which Triton's kernels are compiled for
+_LAST = tl.constexpr(2**31 - 2)  # after all keys, and one more is an int32 too
+
+
+@triton.jit
+def load_keys(p_index, o_index, n, n_rows, first_row, i_padding):
+    """int64: the keys of the indices at `o_index`; a place past the last has the key `n_rows`."""
+    b_row = tl.load(p_index + o_index, mask=o_index < n, other=-1).to(tl.int64) - first_row
+    m_named = (b_row >= 0) & (b_row < n_rows) & (b_row != i_padding)
+    return tl.where(m_named, b_row, n_rows)
+
+
+@triton.jit(do_not_specialize=["n", "n_rows", "first_row", "i_padding"])
+def mark_rows_kernel(
+    p_index,
+    p_key,
+    p_marks,  # int8 [n_rows], zeros beforehand
+    p_inside,  # int32 [1], zero beforehand
+    n,
+    n_rows,
+    first_row,
+    i_padding,
+    BLOCK_M: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """Marks the rows that have a run, counts the indices that name one and, with KEYS, stores the keys."""
+    o_index = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    b_row = load_keys(p_index, o_index, n, n_rows, first_row, i_padding)  # [BLOCK_M]
+    m_named = b_row < n_rows
+    tl.store(p_marks + b_row, 1, mask=m_named)
+    tl.atomic_add(p_inside, tl.sum(m_named.to(tl.int32), axis=0))  # integers: any order gives the same number
+    if KEYS:
+        tl.store(p_key + o_index, b_row.to(p_key.dtype.element_ty), mask=o_index < n)
+
+
+@triton.jit(do_not_specialize=["n", "n_rows", "first_row", "i_padding"])
+def sort_groups_kernel(
+    p_index,
+    p_groups,  # int32 [2, n_groups * GROUP]: keys, where each stood; places past the last index have the key _LAST
+    p_marks,  # int8 [n_rows], which this launch sets to zero
+    n,
+    n_rows,
+    first_row,
+    i_padding,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_Z: tl.constexpr,
+):
+    """Sorts the keys of each group. A program compares BLOCK_M indices with all of their group: one wait for memory."""
+    o_i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    i_group = tl.program_id(0) * BLOCK_M // GROUP * GROUP
+    o_k = i_group + tl.arange(0, GROUP)
+    n_padded = tl.num_programs(0) * BLOCK_M
+    b_key = load_keys(p_index, o_i, n, n_rows, first_row, i_padding).to(tl.int32)  # [BLOCK_M]
+    b_key = tl.where(o_i < n, b_key, _LAST)
+    b_other = load_keys(p_index, o_k, n, n_rows, first_row, i_padding).to(tl.int32)  # [GROUP]
+    b_other = tl.where(o_k < n, b_other, _LAST)
+    # Of equal keys those that stand before come first.
+    b_limit = b_key[:, None] + (o_k[None, :] < o_i[:, None]).to(tl.int32)  # [BLOCK_M, GROUP]
+    b_place = i_group + tl.sum((b_other[None, :] < b_limit).to(tl.int32), axis=1)
+    tl.store(p_groups + b_place, b_key)
+    tl.store(p_groups + n_padded + b_place, o_i)
+    o_z = tl.arange(0, BLOCK_Z)
+    b_zero = tl.zeros([BLOCK_Z], tl.int8)
+    for i in tl.range(tl.program_id(0) * BLOCK_Z, n_rows, tl.num_programs(0) * BLOCK_Z):
+        tl.store(p_marks + i + o_z, b_zero, mask=o_z < n_rows - i)
+
+
+@triton.jit
+def count_below(p_keys, b_run, b_key, STEPS: tl.constexpr):
+    """How many keys of a sorted run of 2^STEPS, which begins at `b_run`, are below `b_key`: a search in powers of two."""
+    p_run = p_keys + b_run
+    b_below = tl.zeros_like(b_key)
+    RUN: tl.constexpr = 1 << STEPS
+    for s in tl.static_range(STEPS):
+        step = RUN >> (s + 1)
+        b_below += tl.where(tl.load(p_run + b_below + (step - 1)) < b_key, step, 0)
+    return b_below + (tl.load(p_run + b_below) < b_key).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["n_runs", "n_rows"])
+def rank_runs_kernel(
+    p_runs,  # int32 [2, n_runs * RUN]: keys of sorted runs, where each stood
+    p_sorted,  # int32 [2, n_runs * RUN]: those of the sets, sorted
+    p_marks,
+    p_inside,  # int32 [1]
+    n_runs,
+    n_rows,
+    STEPS: tl.constexpr,  # RUN is 2 ** STEPS
+    SET: tl.constexpr,  # runs that become one; 0: all
+    BLOCK_M: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+):
+    """BLOCK_M places of a sorted run, looked up in BLOCK_G runs of its set at a time.
+
+    In runs before its own, all keys that are not above its key come before it; in those after, all keys below. The last
+    launch marks the rows that indices name.
+    """
+    RUN: tl.constexpr = 1 << STEPS
+    i_first = tl.program_id(0) * BLOCK_M
+    i_run = i_first // RUN
+    n_places = n_runs * RUN
+    i_set = 0
+    i_stop = n_runs
+    if SET > 0:
+        i_set = i_run // SET * SET
+        i_stop = i_set + SET
+    o_i = i_first + tl.arange(0, BLOCK_M)
+    b_key = tl.load(p_runs + o_i)  # [BLOCK_M]
+    b_order = tl.load(p_runs + n_places + o_i)
+    b_rank = o_i - (i_run - i_set) * RUN
+    for g in tl.range(i_set, i_stop, BLOCK_G):
+        o_g = g + tl.arange(0, BLOCK_G)
+        b_run = tl.minimum(o_g, i_stop - 1) * RUN
+        b_limit = b_key[:, None] + (o_g < i_run).to(tl.int32)[None, :]  # [BLOCK_M, BLOCK_G]
+        b_below = count_below(p_runs, b_run[None, :], b_limit, STEPS)
+        b_rank += tl.sum(tl.where(((o_g != i_run) & (o_g < i_stop))[None, :], b_below, 0), axis=1)
+    tl.store(p_sorted + b_rank, b_key)
+    tl.store(p_sorted + n_places + b_rank, b_order)
+    if SET == 0:
+        tl.store(p_marks + b_key, 1, mask=b_key < n_rows)
+        if i_first == 0:
+            n_inside = 0
+            for g in tl.range(0, n_runs, BLOCK_G):
+                o_g = g + tl.arange(0, BLOCK_G)
+                b_run = tl.minimum(o_g, n_runs - 1) * RUN
+                b_below = count_below(p_runs, b_run, tl.full([BLOCK_G], 0, tl.int32) + n_rows, STEPS)
+                n_inside += tl.sum(tl.where(o_g < n_runs, b_below, 0), axis=0)
+            tl.store(p_inside, n_inside)
+
+
+class Stage(NamedTuple):
+    """A launch that searches the keys of each sorted run in the others of its set.
+
+    Attributes:
+        run: keys of a run.
+        runs: of a set; 0: all.
+        together: runs that are searched at a time.
+    """
+
+    run: int
+    runs: int
+    together: int
+
+    @property
+    def places(self) -> int:
+        """Keys of a set; their number is a multiple of it."""
+        return self.run * (self.runs or 1)
+
+    def launch(self, device: Device) -> Launch:
+        """The launch."""
+        blocks = {"STEPS": self.run.bit_length() - 1, "SET": self.runs, "BLOCK_M": 32, "BLOCK_G": self.together}
+        return RULE_OF[Way.RANKED].launch(device, blocks, 32)
+
+
+_ALL_GROUPS, _SETS, _ALL_SETS = Stage(GROUP, 0, 16), Stage(GROUP, 16, 8), Stage(16 * GROUP, 0, 8)
+
+
+def sort_launch(device: Device) -> Launch:
+    """The launch that sorts groups of indices."""
+    return RULE_OF[Way.RANKED].launch(device, {"GROUP": GROUP, "BLOCK_M": 8, "BLOCK_Z": 4096}, 8)
+
+
+def rank_stages(n: int) -> tuple[Stage, ...]:
+    """The launches that make one run of the sorted groups of n indices."""
+    return (_ALL_GROUPS,) if n <= _RANKED_AT_ONCE else (_SETS, _ALL_SETS)
+
+
+def mark_launch(device: Device) -> Launch:
+    """The launch that marks rows and makes keys."""
+    return RULE_OF[Way.SORTED].launch(device, {"BLOCK_M": 512}, 512)
+
+
+class Sorted(NamedTuple):
+    """Indices [n], sorted by row of the table.
+
+    Attributes:
+        rows: [n] or longer, ascending.
+        order: [n] or longer, where each stood.
+        marks: int8, for each row of the table whether an index names it.
+        inside: int32, the first of which says how many of `rows` have a gradient: the first ones.
+    """
+
+    rows: Slot
+    order: Slot
+    marks: Slot
+    inside: Slot
+
+
+def sorted_rows(p: Plan, gradient: Gradient, way: Way) -> Sorted:
+    """Adds the steps that sort, by kernels of our own or by torch.sort."""
+    if way is Way.RANKED:
+        return _ranked(p, gradient)
+    # 32 bits are half the passes of a radix sort.
+    keys = p.new(Empty(gradient.indices.shape, INT32 if gradient.n_rows < INT32_END else INT64))
+    marks, inside = _mark_rows(p, gradient, keys)
+    return Sorted(*sorted_numbers(p, keys), marks, inside)
+
+
+def sorted_slots(p: Plan, gradient: Gradient, slot: Slot, order: Slot) -> Sorted:
+    """What `sorted_rows` has for slots in ascending order, from 0 to n, which stands for none."""
+    n = slot.numel()
+    marks, inside = _mark_rows(p, gradient._replace(indices=slot, n_rows=n, padding=NO_ROW, first_row=0), None)
+    return Sorted(slot, order, marks, inside)
+
+
+def _ranked(p: Plan, gradient: Gradient) -> Sorted:
+    n_rows, n, stages = gradient.n_rows, gradient.indices.numel(), rank_stages(gradient.indices.numel())
+    places = ceil(n / stages[0].places) * stages[0].places
+    memory = p.new(Empty((_UNIT + 4 * places,), INT32))
+    inside = p.view(memory, (_UNIT,), (1,))
+    runs, others = (p.view(memory, (2 * places,), (1,), _UNIT + 2 * places * i) for i in range(2))
+    marks = p.new(Empty((n_rows,), INT8))
+    name = "embedding backward, groups"
+    p.launch(
+        sort_groups_kernel,
+        name,
+        p.choose(name, sort_launch(p.chip)).grid(places),
+        reads={"p_index": gradient.indices},
+        writes={"p_groups": runs, "p_marks": marks},
+        sizes=gradient.sizes,
+    )
+    name = "embedding backward, ranks"
+    for stage in stages:
+        p.launch(
+            rank_runs_kernel,
+            name,
+            p.choose(name, stage.launch(p.chip)).grid(places),
+            reads={"p_runs": runs},
+            writes={"p_sorted": others, "p_marks": marks, "p_inside": inside},
+            sizes={"n_runs": places // stage.run, "n_rows": n_rows},
+        )
+        runs, others = others, runs
+    rows, order = (p.view(runs, (places,), (1,), i * places) for i in range(2))
+    return Sorted(rows, order, marks, inside)
+
+
+def _mark_rows(p: Plan, gradient: Gradient, keys: Slot | None) -> tuple[Slot, Slot]:
+    """`marks` and `inside` of `Sorted`; writes `keys`, where they are asked for, to sort by."""
+    zeros = fill(p, p.new(Empty((_UNIT + ceil(gradient.n_rows / INT32.itemsize),), INT32)), 0)
+    marks = p.view(zeros, (gradient.n_rows,), (1,), _UNIT * INT32.itemsize, dtype=INT8)
+    inside = p.view(zeros, (1,), (1,))
+    name = "embedding backward, marks"
+    p.launch(
+        mark_rows_kernel,
+        name,
+        p.choose(name, mark_launch(p.chip), flags={"KEYS": keys is not None}).grid(gradient.indices.numel()),
+        reads={"p_index": gradient.indices},
+        writes={"p_key": keys, "p_marks": marks, "p_inside": inside},
+        sizes=gradient.sizes,
+    )
+    return marks, inside
