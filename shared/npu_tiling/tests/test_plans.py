@@ -526,3 +526,110 @@ def test_a_launch_may_be_given_tuples_of_slots(launches, by_address):
     assert all(one is each or one == each for one, each in zip(given[0], (first, second), strict=True))
     assert given[1] is second or given[1] == second
     assert [slot.number for slot in plans.slots_in(plan.steps[0].slots)] == [0, 1, 1, 0]
+
+
+class Shared(NamedTuple):
+    """Options of several records."""
+
+    factor: float = 2.0
+    limit: int | None = None
+    dtype: torch.dtype | None = None
+
+
+class Summed(NamedTuple):
+    """The sum of products of rows."""
+
+    x: Tensor
+    options: Shared
+    times: int
+
+    def results(self):
+        return {"y": Empty((self.x.shape[0], self.x.shape[0]), self.x.dtype)}
+
+
+def sum_of_products(p: Plan, call: Summed):
+    y = p.new(call.results()["y"])
+    right = p.view(call.x, call.x.shape[::-1], call.x.strides[::-1])
+    p.torch(torch.Tensor.zero_, y, writes=[y])
+    for _ in range(call.times):
+        p.torch(add_product, y, call.x, right, call.options.factor, writes=[y])
+    return (y,)
+
+
+def add_product(y, left, right, factor):
+    y += factor * (left @ right)
+
+
+SUM = Operator(LIBRARY, "summed", Summed, ["y"], plan=sum_of_products)
+
+
+def test_options_of_several_records_stand_side_by_side():
+    assert SUM.signature.schema == "summed(Tensor x, float factor, int? limit, ScalarType? dtype, int times) -> (Tensor y)"
+    call = Summed(torch.ones(2, 3), Shared(1, 4), 5)
+    assert SUM.signature.arguments(call) == (call.x, 1, 4, None, 5)
+    made = SUM.signature.call(SUM.signature.arguments(call))
+    assert made.options == Shared(1.0, 4) and type(made.options.factor) is float
+    torch.library.opcheck(torch.ops.npu_tiling_test_plans.summed.default, SUM.signature.arguments(call))
+
+
+@pytest.mark.parametrize("times", [1, 200], ids=["a function", "step by step"])
+def test_without_a_reference_the_plan_serves_where_there_is_no_chip(times):
+    x = torch.rand(2, 3)
+    for _ in range(4):
+        y = SUM(Summed(x, Shared(2.0), times))
+        torch.testing.assert_close(y, 2.0 * times * (x @ x.t()), rtol=1e-4, atol=0.0)
+    assert bool(SUM._functions) == (times == 1)
+    SUM._functions.clear()
+    SUM._plans.clear()
+
+
+def test_autocast_casts_nothing_that_a_plan_computes():
+    x = torch.rand(2, 3)
+    for _ in range(3):
+        expected = SUM(Summed(x, Shared(), 1))
+    for fresh in (False, True):
+        if fresh:
+            SUM._functions.clear()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(SUM(Summed(x, Shared(), 1)), expected)
+
+
+def test_a_launch_is_given_descriptors(launches):
+    """They are made anew in every call, and passed on as they are."""
+    made = []
+
+    def describe(matrix, rows, columns):
+        made.append((tuple(matrix.shape), rows, columns))
+        return matrix
+
+    def described(p, call):
+        y = p.new(call.results()["y"])
+        p.choose("scale", Tile(64))
+        d_x = p.descriptor(call.x, (2, 4), describe)
+        assert d_x.block == (2, 4)
+        sizes = {"n": call.x.numel(), "factor": call.factor}
+        p.launch(scale_kernel, "scale", 1, reads={"p_x": d_x}, writes={"p_y": y}, sizes=sizes)
+        return y, None
+
+    operator = Operator(LIBRARY, "described", Scaled, ["y", "z"], plan=described, reference=reference)
+    for i in range(4):
+        x = torch.rand(2, 4)
+        assert torch.equal(operator(Scaled(x, None, 3.0, False))[0], 3 * x)
+        assert made == [((2, 4), 2, 4)] * (i + 1)
+    assert ways(launches)[-1] == "direct"
+
+
+def helped(p, x):
+    return p.torch(torch.neg, x, makes=Empty(x.shape, x.dtype))
+
+
+def test_steps_are_those_of_the_caller_of_a_module_that_says_so(monkeypatch):
+    plan = Plan(CHIP)
+    x = plan.argument(torch.ones(3))
+    exec("PLANS_FOR_CALLERS = True\ndef add(p, x, how): return p.torch(how, x)", scope := {})
+    scope["add"](plan, x, torch.neg)
+    assert plan.steps[-1].asked.function == "test_steps_are_those_of_the_caller_of_a_module_that_says_so"
+
+
+def test_steps_run_once():
+    assert torch.equal(plans.run_once(lambda p, x: (helped(p, x),), None, torch.ones(3))[0], -torch.ones(3))

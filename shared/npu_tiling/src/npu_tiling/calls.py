@@ -1,9 +1,10 @@
 """The record of an operator's call, and what follows from its fields: the schema, the fake function and the key.
 
 A record is a NamedTuple: first its tensors (`Tensor`, `Tensor | None`, `Sequence[Tensor]`), then its options (float, int,
-`Size`, bool, `Sequence[bool]`, str, dtype). Its method `results` maps the name of each result to an `Empty`, to a list of
-them, or to None where the call does not ask for it. `results` reads nothing but shapes and dtypes, and the chip where it has
-a parameter `chip`. So the fields of a record may be tensors, tensors without data, or the slots of a plan.
+`Size`, bool, `Sequence[bool]`, str, dtype, or a NamedTuple of these that several records share). Its method `results` maps
+the name of each result to an `Empty`, to a list of them, or to None where the call does not ask for it. `results` reads
+nothing but shapes and dtypes, and the chip where it has a parameter `chip`. So the fields of a record may be tensors,
+tensors without data, or the slots of a plan.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _TYPES: dict[Any, str] = {  # as PyTorch's schemas spell them
     float: "float",
     float | None: "float?",
     int: "int",
+    int | None: "int?",
     Size: "SymInt",
     bool: "bool",
     Sequence[bool]: "bool[]",
@@ -38,6 +40,7 @@ _TYPES: dict[Any, str] = {  # as PyTorch's schemas spell them
 _TENSORS = (Tensor, Tensor | None, Sequence[Tensor])
 # Options are cast to their fields' types. 0.0 equals -0.0, so their keys are equal too: adding 0.0 turns -0.0 into 0.0.
 _CASTS: dict[Any, Callable[[Any], Any]] = {float: lambda value: float(value) + 0.0, bool: bool}
+_CASTS[float | None] = lambda value: None if value is None else float(value) + 0.0
 _CASTS[Sequence[bool]] = tuple
 PLAIN = frozenset((Tensor, Parameter))  # types without a `__torch_dispatch__` or `__torch_function__` of their own
 ALIGNMENT = 16  # bytes: Triton compiles another kernel for a pointer that is no multiple of this
@@ -74,7 +77,8 @@ class Signature:
         name: the operator's name.
         schema: the operator's schema, for PyTorch.
         fixed: fields of the record that are no arguments of the operator, with their values.
-        tensors, options: names of the other fields, which are the operator's arguments.
+        tensors, options: names of the operator's arguments: the other fields. A field with options of its own stands for
+            those.
         results: names of the operator's results.
         arguments: a function of a record: the operator's arguments, which are the fields that are not fixed.
         key: a function of the operator's arguments. Calls with equal keys have the same plan on a chip; see `_key`.
@@ -101,7 +105,12 @@ class Signature:
         """
         self.name, self.fixed, self._record = name, dict(fixed or {}), record
         hints = get_type_hints(record, include_extras=True)
-        kinds = {field: kind for field, kind in hints.items() if field not in self.fixed}
+        self._shared = {field: kind for field, kind in hints.items() if hasattr(kind, "_fields")}
+        kinds, places = {}, []
+        for field, kind in hints.items():
+            own = get_type_hints(kind, include_extras=True) if field in self._shared else {field: kind}
+            kinds |= {name: each for name, each in own.items() if name not in self.fixed}
+            places += [name if name == field else f"{field}.{name}" for name in own if name not in self.fixed]
         self.tensors = [field for field, kind in kinds.items() if kind in _TENSORS]
         self.options = [field for field in kinds if field not in self.tensors]
         assert [*kinds] == [*self.tensors, *self.options], "tensors come first"
@@ -114,7 +123,7 @@ class Signature:
         returned = ", ".join(f"Tensor{'?[]' * (each in lists)} {each}" for each in self.results)
         self.schema = f"{name}({given}) -> ({returned})"
         self.key = _key(kinds)
-        self.arguments: Callable[[Any], tuple[Any, ...]] = attrgetter(*kinds) if len(kinds) > 1 else tuple
+        self.arguments: Callable[[Any], tuple[Any, ...]] = attrgetter(*places) if len(places) > 1 else tuple
         self._asks_chip = "chip" in inspect.signature(record.results).parameters
 
     def call(self, arguments: Sequence[Any]) -> Any:
@@ -122,6 +131,8 @@ class Signature:
         values = dict(zip((*self.tensors, *self.options), arguments, strict=True)) | self.fixed
         for field, cast in self._casts.items():
             values[field] = cast(values[field])
+        for field, kind in self._shared.items():
+            values[field] = kind(*[values.pop(option) for option in kind._fields])
         return self._record(**values)
 
     def returned(self, results: Sequence[Any]) -> Any:

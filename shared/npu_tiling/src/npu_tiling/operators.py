@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -13,15 +14,16 @@ from .calls import Signature, are_aligned, device_of, flat
 from .chips.detection import device_for, is_overridden
 from .chips.devices import Device
 from .launching import fallback, recording
-from .plans import Plan, compile_plan, is_direct, run_plan
+from .plans import Plan, Torch, compile_plan, is_direct, run_plan
 from .pytorch.autograd import is_unobserved, needs_gradient
 from .pytorch.library import OperatorLibrary
 
 _MOST_KEYS = 1024
+_MOST_STEPS = 128  # of a plan that becomes a function: to write it costs more than steps of so long a plan
 
 
 class Operator:
-    """An operator whose calls run plans; where tensors have no chip with kernels, the reference computes them.
+    """An operator whose calls run plans. Where tensors have no chip with kernels, its reference computes them, or a plan.
 
     The first call with a key writes a plan, which runs step by step. Once all of its kernels can be called without Triton's
     JIT, the plan becomes a Python function, which later calls with that key run. They run the steps again under `use_device`
@@ -39,12 +41,13 @@ class Operator:
         results: Sequence[str],
         *,
         plan: Callable[[Plan, Any], Sequence[Any]],
-        reference: Callable[[Any], Sequence[Any]],
+        reference: Callable[[Any], Sequence[Any]] | None = None,
         lists: Sequence[str] = (),
         writes: Sequence[str] = (),
         fixed: Mapping[str, Any] | None = None,
         forward_mode: bool = False,
-        batched: bool = False,
+        batched: bool | Callable[..., Any] = False,
+        flops: Callable[..., int] | None = None,
     ) -> None:
         """Registers it.
 
@@ -55,13 +58,15 @@ class Operator:
             results: names of its results, which are keys of the record's `results`.
             plan: takes a plan and a record of slots, adds the steps of the call, and returns the slots of the results: a
                 sequence, also of one or none.
-            reference: takes a record of tensors and returns the results in a sequence, where there are no kernels.
+            reference: takes a record of tensors and returns the results in a sequence, where there are no kernels; None:
+                `plan` writes that too, for no chip.
             lists: those of its results that are lists, some of whose tensors may be None.
             writes: names of the tensors that it writes to.
             fixed: fields of the record that are no arguments of the operator, with their values.
             forward_mode: whether PyTorch can differentiate what `reference` does.
-            batched: whether `reference` computes for the tensors of torch.func.vmap; else PyTorch calls the operator for
-                each of them, which it can where no tensors stand in lists.
+            batched: whether `reference` computes for the tensors of torch.func.vmap, or what does in its place; else PyTorch
+                calls the operator for each of them, which it can where no tensors stand in lists.
+            flops: as for `OperatorLibrary.define`, of the operator's arguments.
         """
         self.signature = Signature(name, record, results, lists=lists, writes=writes, fixed=fixed)
         self._library, self._write, self._reference = library, plan, reference
@@ -76,7 +81,8 @@ class Operator:
             self.run,
             self.signature.fake,
             forward_mode=forward_mode,
-            batched=self.run if batched else None,
+            batched=self.run if batched is True else batched or None,
+            flops=flops,
             repeats=False,
         )
 
@@ -103,7 +109,7 @@ class Operator:
         """
         if not is_unobserved() or recording.active is not None or is_overridden():
             return None
-        arguments = self.signature.arguments(call) if self.signature.fixed else call
+        arguments = self.signature.arguments(call)
         try:
             key = self._key(*arguments)
             if (check, key) not in self._approved:
@@ -118,7 +124,7 @@ class Operator:
 
     def __call__(self, call: Any, check: Hashable = None) -> Any:
         """The results of a call. `check`: what the call has passed; `again` then accepts equal calls without it."""
-        arguments = self.signature.arguments(call) if self.signature.fixed else call
+        arguments = self.signature.arguments(call)
         if not is_unobserved() or (check is None and torch.is_grad_enabled()):
             return self._library(self.signature.name, *arguments)  # `run` makes the key
         key = self._key(*arguments)
@@ -145,18 +151,19 @@ class Operator:
         """The results of a call that autograd is not to record."""
         return self._library.below_autograd(self.signature.name, *self.signature.arguments(call))
 
-    def plan(self, call: Any, chip: Device, *, tiles: Mapping[str, Any] | None = None) -> Plan:
+    def plan(self, call: Any, chip: Device | None, *, tiles: Mapping[str, Any] | None = None) -> Plan:
         """The plan of a call on a chip; nothing runs. Tensors may be on the meta device.
 
         Args:
             call: a record.
-            chip: the chip to plan for.
+            chip: the chip to plan for; None: for plain PyTorch, where the operator has no reference.
             tiles: tilings by the name of their decision, which take the place of those that tables choose.
         """
         return self._plan(call, chip, tiles or {}, fallback._replaced)
 
-    def _plan(self, call: Any, chip: Device, tiles: Mapping[str, Any], replaced: Mapping[Any, Any]) -> Plan:
-        plan = Plan(chip, tiles, replaced)
+    def _plan(self, call: Any, chip: Device | None, tiles: Mapping[str, Any], replaced: Mapping[Any, Any]) -> Plan:
+        key = self._key(*self.signature.arguments(call))
+        plan = Plan(chip, tiles, replaced, device_of(call), is_aligned=key is not None and key[-2])
         slots: list[Any] = [*call]
         for i, each in enumerate(call[: self._n_tensors]):
             if isinstance(each, (list, tuple)):
@@ -179,21 +186,22 @@ class Operator:
         """The results, from the reference or from the plan's steps. `may_compile`: it may make a function of the plan."""
         call = self.signature.call(arguments)
         chip = device_for(device_of(call))
-        if chip is None:
+        if chip is None and self._reference is not None:
             return self._returned(self._reference(call))
         key = key or self._key(*arguments)  # no earlier: the reference needs none
         plan = self._plans.get((key, chip))
         if plan is None or plan.replaced is not fallback._replaced:  # a test may begin without refused tilings
             plan = self.plan(call, chip)
         tensors = [*flat(call[: self._n_tensors])]
-        results, plan = run_plan(plan, tensors, functools.partial(self._plan, call, chip, {}))
+        with _without_autocast(plan):
+            results, plan = run_plan(plan, tensors, functools.partial(self._plan, call, chip, {}))
         if key is not None and plan.replaced is fallback._replaced:  # else it is an explanation's, with refused tilings
             self._keep(key, chip, plan)
-            if may_compile and key[-2]:
+            if may_compile and key[-2] and key not in self._functions and len(plan.steps) <= _MOST_STEPS:
                 self._compile(key, plan, tensors, arguments)
         return self._returned(results)
 
-    def _keep(self, key: Hashable, chip: Device, plan: Plan) -> None:
+    def _keep(self, key: Hashable, chip: Device | None, plan: Plan) -> None:
         if len(self._plans) >= _MOST_KEYS:
             self._plans.clear()
             self._functions.clear()
@@ -209,6 +217,14 @@ class Operator:
                 self._functions[key] = function
         else:
             plan.is_direct = is_direct(plan, device_of(tensors))
+
+
+def _without_autocast(plan: Plan) -> contextlib.AbstractContextManager[Any]:
+    """PyTorch's operators in a plan's steps compute in the dtypes of their tensors."""
+    kind = plan.device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind) or not any(type(step) is Torch for step in plan.steps):
+        return contextlib.nullcontext()
+    return torch.autocast(kind, enabled=False)
 
 
 def _record_nothing(run: Callable[..., Any], *arguments: Any) -> Any:

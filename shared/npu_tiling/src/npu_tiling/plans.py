@@ -13,7 +13,7 @@ import itertools
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from .calls import ALIGNMENT, Empty, flat
-from .chips.devices import Device
 from .launching import fallback, recording
 from .launching.kernels import Kernels, kernels_of
 from .launching.launcher import current_device
@@ -39,6 +38,7 @@ class Slot:
         number: 0 to n - 1 for the n tensors of the call (None has a number too); steps make the others.
         base: the number of the slot that owns the memory: another one for a view, else its own.
         start: the distance, in elements, from the base's first element to this slot's.
+        block: of a descriptor, the shape of its tiles; empty for a tensor.
     """
 
     number: int
@@ -47,6 +47,7 @@ class Slot:
     dtype: torch.dtype
     base: int
     start: int = 0
+    block: tuple[int, ...] = ()
 
     def dim(self) -> int:
         return len(self.shape)
@@ -173,7 +174,9 @@ class Plan:
     """The steps of a call. An operator's functions add them with the methods below.
 
     Attributes:
-        chip: the chip that it is for.
+        chip: the chip that it is for; None: plain PyTorch computes, and there are no launches.
+        device: of the call's tensors.
+        is_aligned: whether all of the call's tensors begin at addresses that kernels can read by descriptors.
         tiles: tilings by the name of their decision, which take the place of those that tables choose.
         replaced: from a decision's name and a refused tiling to the tiling that takes its place.
         arguments: slots of the call's tensors, those of lists one by one; None for None.
@@ -184,9 +187,11 @@ class Plan:
         is_direct: whether all of its kernels can be called without Triton's JIT; False until an `Operator` has looked.
     """
 
-    chip: Device
+    chip: Any  # Device | None; an operator with a reference of its own plans for chips alone
     tiles: Mapping[str, Any] = field(default_factory=dict)
     replaced: Mapping[Any, Any] = field(default_factory=lambda: fallback._replaced)
+    device: torch.device = field(default_factory=lambda: torch.device("meta"))
+    is_aligned: bool = True
     arguments: list[Slot | None] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     results: tuple[Any, ...] = ()
@@ -226,6 +231,12 @@ class Plan:
         self.steps.append(View(slot, _asked()))
         return slot
 
+    def descriptor(self, of: Any, block: Sequence[int], describe: Callable[..., Any]) -> Any:
+        """A slot for a descriptor of tiles of a matrix, which `describe(matrix, *block)` makes when the plan runs."""
+        made = replace(of, number=next(self._numbers), block=tuple(block))
+        self.steps.append(Torch(describe, (of, *block), (made,), (), _asked()))
+        return made
+
     def torch(
         self,
         function: Any,
@@ -239,12 +250,12 @@ class Plan:
             function: returns one tensor, several, or nothing.
             arguments: slots, lists of slots, and constants.
             makes: what it returns; a sequence where that is several tensors, with None for those that are None.
-            writes: those arguments that it writes to.
+            writes: those arguments that it writes to, and may read.
 
         Returns:
             A slot, or a tuple of slots, for what it makes.
         """
-        self._order(arguments, writes)
+        self._order([each for each in arguments if each is None or type(each) is not Slot or each not in writes], writes)
         wanted: Sequence[Empty | None] = [makes] if isinstance(makes, Empty) else makes or []
         made = tuple([None if each is None else self._slot(each) for each in wanted])
         self.steps.append(Torch(function, arguments, made, tuple(writes), _asked()))
@@ -323,7 +334,8 @@ class Plan:
         found: list[list[int]] = []
         for step in reversed(self.steps):
             if type(step) is Launch:
-                used = {slot.base if by_address else slot.number for slot in slots_in(step.slots)}
+                slots = slots_in(step.slots)
+                used = {slot.base if by_address and not slot.block else slot.number for slot in slots}
             elif type(step) is Torch:
                 used = {slot.number for slot in slots_in((step.arguments, step.made))}
             elif step.slot.number in alive:
@@ -361,9 +373,10 @@ def signature_of(kernel: Any) -> tuple[str, str, tuple[str, ...], tuple[str, ...
 
 
 def _asked() -> Asked:
-    """The line outside this module that called a method of `Plan`."""
+    """The line that called a method of `Plan`: outside this module and those that say `PLANS_FOR_CALLERS`."""
     frame = sys._getframe(2)
-    while frame.f_code.co_filename == __file__ and frame.f_back is not None:  # `contiguous` calls `torch`
+    while frame.f_code.co_filename == __file__ or "PLANS_FOR_CALLERS" in frame.f_globals:  # `contiguous` calls `torch`
+        assert frame.f_back is not None
         frame = frame.f_back
     code = frame.f_code
     return Asked(frame.f_globals["__name__"], code.co_filename, code.co_name, frame.f_lineno)
@@ -386,6 +399,11 @@ def run_plan(
         plan = again(replaced) if replaced else plan
     memory = {slot.number: tensor for slot, tensor in zip(plan.arguments, tensors, strict=True) if slot is not None}
     device, ends, i = next(iter(memory.values())).device, plan.last_uses(), 0  # type: ignore[union-attr]
+    if recording.active is not None:
+        launched = {step.decision.name for step in plan.steps if type(step) is Launch}
+        for name, decision in plan.decisions.items():
+            if name not in launched:  # it is about several launches
+                recording.active.decided(decision.tiling)
     while i < len(plan.steps):
         step = plan.steps[i]
         if type(step) is Launch:
@@ -395,18 +413,19 @@ def run_plan(
                 plan, i = _with_smaller_tiling(plan, step, i, error, again)
                 ends = plan.last_uses()
                 continue
+        elif type(step) is not Torch and step.slot.number in ends[i]:
+            ends[i].remove(step.slot.number)  # no step uses it, and the memory of a view may be gone
         elif type(step) is New:
             slot = step.slot
             memory[slot.number] = empty_strided(slot.shape, slot.strides, slot.dtype, device)
-        elif type(step) is View and step.slot.number in ends[i]:
-            ends[i].remove(step.slot.number)  # no step uses it, and its memory may be gone
         elif type(step) is View:
             slot, base = step.slot, memory[step.slot.base]
             assert base is not None
             base = base if base.dtype == slot.dtype else _with_dtype(base, slot.dtype)
             memory[slot.number] = base.as_strided(slot.shape, slot.strides, base.storage_offset() + slot.start)
         elif type(step) is Torch:
-            made = step.function(*[_filled(each, memory) for each in step.arguments])
+            given = [_filled(each, memory) for each in step.arguments]
+            made = step.function(*given) if recording.active is None else _listed(step, given)
             for made_slot, tensor in zip(step.made, made if len(step.made) > 1 else (made,), strict=False):
                 if made_slot is not None:
                     memory[made_slot.number] = tensor
@@ -430,6 +449,28 @@ def _filled(value: Any, memory: Mapping[int, Any]) -> Any:
         tensors = [memory[slot.number] for slot in value]
         return Neighbours(tensors) if tensors[0].device.type == "cpu" else tensors[0]
     return kind([_filled(each, memory) for each in value]) if kind is list or kind is tuple else value
+
+
+def run_once(write: Callable[..., Any], chip: Any, *tensors: Tensor | None) -> Any:
+    """Runs the steps that `write(plan, *slots)` adds, and returns the tensors of the slots that it returns."""
+
+    def again(replaced: Mapping[Any, Any]) -> Plan:
+        plan = Plan(chip, {}, replaced, next(each for each in tensors if each is not None).device)
+        plan.results = tuple(write(plan, *map(plan.argument, tensors)) or ())
+        return plan
+
+    return run_plan(again(fallback._replaced), tensors, again)[0]
+
+
+def _listed(step: Torch, given: Sequence[Any]) -> Any:
+    """What the step's function returns; PyTorch's operators that it calls are those of the line that added the step."""
+    recorder = recording.active
+    assert recorder is not None
+    recorder.torch_asks(step.asked.place)
+    try:
+        return step.function(*given)
+    finally:
+        recorder.torch_asks("")
 
 
 def _launch(step: Launch, tensors: Sequence[Any]) -> None:
@@ -477,8 +518,8 @@ def _writes_argument(plan: Plan, step: Step) -> bool:
 def compile_plan(plan: Plan, tensors: Sequence[Tensor | None], lengths: Sequence[int | None]) -> Callable[..., Any] | None:
     """Makes a Python function of an operator's arguments that runs a plan's steps without any decision.
 
-    The function returns the results: one by itself, else a tuple. While the tensors' device is not the current one, or a
-    profiler watches launches, it does nothing and returns None.
+    The function returns the results: one by itself, else a tuple. While the tensors' device is not the current one, a
+    profiler watches launches, or autocast would cast what PyTorch computes, it does nothing and returns None.
 
     Args:
         plan: the plan.
@@ -514,7 +555,7 @@ def _dtype(given: Given) -> Any:
         return None
     if isinstance(given, tuple):
         return given[0].dtype if type(given) is Reached else tuple([slot.dtype for slot in given])
-    return given.dtype
+    return (given.dtype, *given.block) if given.block else given.dtype
 
 
 class _Writer:
@@ -563,6 +604,8 @@ class _Writer:
         current = current_device(self._device.type)
         conditions = [] if current is None else [f"{self._name(current)}() != {index}"]
         conditions += [self._name(each) for each in watchers.values()]
+        if any(type(step) is Torch for step in self._plan.steps) and self._device.type != "meta":
+            conditions.append(f"{self._name(torch.is_autocast_enabled)}({self._name(self._device.type)})")
         first = [f"if {' or '.join(conditions)}: return None"] if conditions else []
         results = [self._spell(each) for each in self._plan.results]
         last = f"return {results[0]}" if len(results) == 1 else f"return ({', '.join(results)})"
@@ -607,6 +650,8 @@ class _Writer:
             return "None"
         if isinstance(slot, tuple):
             return self._address(slot[0]) if type(slot) is Reached else f"({''.join(f'{self._address(e)}, ' for e in slot)})"
+        if slot.block:
+            return self._spell(slot)
         start = slot.start * slot.dtype.itemsize
         return f"t{slot.base}.data_ptr()" + (f" + {self._name(start)}" if start else "")
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ..launching import recording
 from ..launching.recording import caller, is_backward, without_memory
 
 _PRODUCTS = {"mm": False, "addmm": True, "bmm": False, "baddbmm": True}  # whether it adds to what the result holds
@@ -135,7 +136,7 @@ class Watch(TorchDispatchMode):
         place: dict[str, Any] = {
             "direction": "backward" if is_backward() else "forward",
             "name": _NAMES.get(name, name),
-            "called_from": caller(self._passed_through)[0],
+            "called_from": (recording.active and recording.active.torch_asked) or caller(self._passed_through)[0],
             "after": len(self._launches),
             "read": _described(tensor for tensor in given if id(tensor) not in written),
             "written": _described(results),

@@ -80,6 +80,7 @@ class Recorder:
         decisions: about calls of several launches, so far: the direction, and what a package's tiling decided.
         runs: whether they are made too.
         refused: attempts in whose place their fallback runs, as if their tile did not fit.
+        torch_asked: the plan's line that asks for PyTorch's operators now; empty where none does.
     """
 
     def __init__(self, *, runs: bool, refused: frozenset[Attempt] = frozenset()) -> None:
@@ -88,10 +89,15 @@ class Recorder:
         self.runs, self.refused = runs, refused
         self._attempt: Attempt | None = None
         self._asked: tuple[str, str] | None = None
+        self.torch_asked = ""
 
     def plan_asks(self, asked: tuple[str, str], attempt: Attempt | None) -> None:
         """The next launch is a plan's: who asked for it, file and line and function, and what its attempt is called."""
         self._asked, self._attempt = asked, attempt
+
+    def torch_asks(self, place: str) -> None:
+        """A plan's line, file and line, asks for PyTorch's operators from now on; empty: whoever calls them does."""
+        self.torch_asked = place
 
     def decided(self, decision: Any) -> None:
         """List a decision about a call of several launches."""
