@@ -73,6 +73,7 @@ def test_a_kernel_sees_what_another_stream_computed_if_its_stream_waits(waits, t
     assert torch.equal(y.cpu(), torch.full((64,), 4.0)) == waits
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_random_order_of_streams_finds_a_missing_wait(waits):
     done = run(
@@ -117,6 +118,7 @@ def test_waiting_is_an_error_where_the_program_says_so():
     assert y.sum().item() == 192
 
 
+@pytest.mark.nightly
 def test_a_copy_is_of_its_streams_device():
     done = run(
         "import ctypes, torch, torch_npu; x, y = (torch.full((64,), 1.0, device='npu:1') for _ in range(2))\n"
@@ -189,6 +191,7 @@ def test_a_kernel_runs_once_its_stream_does(triton):
     assert torch.equal(y.cpu(), torch.full((64,), 2.0))
 
 
+@pytest.mark.nightly
 def test_a_kernel_takes_no_tensor_of_another_device(triton):
     """In a process of its own: torch_npu takes an error of a launch for one of the device, for good."""
     done = run(
@@ -223,6 +226,7 @@ def test_a_graph_runs_again_with_what_its_input_holds_then(triton):
     assert torch.equal(z.cpu(), torch.full((64,), 11.0))
 
 
+@pytest.mark.nightly
 def test_a_host_that_waits_during_a_capture_is_refused():
     done = run(
         "import torch, torch_npu; x = torch.ones(4, device='npu'); torch.npu.synchronize(); g = torch.npu.NPUGraph()\n"
@@ -232,7 +236,7 @@ def test_a_host_that_waits_during_a_capture_is_refused():
     assert "is waited for while it is captured" in done.stderr
 
 
-@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("exact", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_a_read_past_a_tensor_is_found_without_the_caching_allocator(exact, triton):
     """The allocator asks for 2 MiB at a time: only without it are the bounds the tensor's, and 32 bytes of padding."""
     code = "import torch, torch_npu, cann_kernels; x = torch.ones(64, device='npu'); y = torch.empty(64, device='npu')\n"

@@ -59,7 +59,11 @@ assert y.cpu().eq(2).all()
 }
 
 
-@pytest.mark.parametrize("order", [("emulated", "npu"), ("npu", "emulated")], ids=lambda order: order[0])
+@pytest.mark.parametrize(
+    "order",
+    [pytest.param(("emulated", "npu"), marks=pytest.mark.nightly), ("npu", "emulated")],
+    ids=lambda order: order[0],
+)
 def test_emulation_runs_in_one_process_with_the_stand_in(order, empty_cache):
     """Each has a runtime library in a cache folder of its own: the process uses the first for both."""
     done = run("import npu_offline" + "".join(LAUNCHES[place] for place in order))

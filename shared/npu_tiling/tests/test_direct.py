@@ -104,6 +104,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.nightly
 def test_every_kind_of_argument_takes_the_kernel_that_triton_ascend_takes_for_it(on_npu, kernels, through_the_jit):
     launcher = Launcher(kernels.scale_rows)
     for _ in range(4):  # the last two of each with all the others' kernels remembered
