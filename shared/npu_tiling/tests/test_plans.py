@@ -524,7 +524,8 @@ def test_a_launch_may_be_given_tuples_of_slots(launches, by_address):
     writer.function(iter([(call, ())]))([*tensors])
     first, second = (tensor.data_ptr() for tensor in tensors) if by_address else tensors
     assert all(one is each or one == each for one, each in zip(given[0], (first, second), strict=True))
-    assert given[1] is second or given[1] == second
+    reached = given[1] if by_address else given[1][0]  # a CPU emulates kernels, and needs all that one may reach
+    assert reached is second or reached == second
     assert [slot.number for slot in plans.slots_in(plan.steps[0].slots)] == [0, 1, 1, 0]
 
 

@@ -365,10 +365,17 @@ def slots_in(values: Iterable[Any]) -> list[Slot]:
 
 @functools.cache
 def signature_of(kernel: Any) -> tuple[str, str, tuple[str, ...], tuple[str, ...]]:
-    """A kernel's module and name, its parameters that are not `tl.constexpr`, and those that are."""
+    """A kernel's module and name, its parameters that are not `tl.constexpr`, and those that are.
+
+    Another annotation, as `tl.int64`, is the type of a number, and has a name.
+    """
     function = getattr(kernel, "fn", kernel)
     of = inspect.signature(function).parameters.values()
-    constant = [each.name for each in of if each.annotation is not inspect.Parameter.empty]
+    constant = [
+        each.name
+        for each in of
+        if each.annotation is not inspect.Parameter.empty and getattr(each.annotation, "name", "constexpr") == "constexpr"
+    ]
     return function.__module__, function.__name__, tuple(e.name for e in of if e.name not in constant), tuple(constant)
 
 
@@ -641,6 +648,8 @@ class _Writer:
         if kind is list or kind is tuple:
             text = "".join(f"{self._spell(each)}, " for each in value)
             return f"[{text}]" if kind is list else f"({text})"
+        if kind is Reached and self._device.type == "cpu":  # as `_filled` has them
+            return f"{self._name(Neighbours)}(({''.join(f'{self._spell(each)}, ' for each in value)}))"
         if kind is Reached:
             value, kind = value[0], Slot
         return f"t{value.number}" if kind is Slot else "None" if value is None else self._name(value)

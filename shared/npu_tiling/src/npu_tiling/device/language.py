@@ -12,10 +12,13 @@ from typing import Any
 class _Absent:
     """Every name of Triton's that a page asks for while it is imported."""
 
+    def __init__(self, name: str) -> None:
+        self.name = name
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self
+        return _Absent(name)
 
     def __contains__(self, name: object) -> bool:
         return False
@@ -31,4 +34,4 @@ try:
     import triton.backends
     import triton.language as tl
 except Exception:  # two Tritons in one environment break each other in many ways; a launch says what is wrong
-    triton = tl = _Absent()
+    triton = tl = _Absent("triton")
