@@ -1,6 +1,6 @@
 """Functions of ours that one call runs on the host: what a small call costs is Python, and these are counted, not timed.
 
-Those of RMSNorm and the embedding are counted until the launch: test_walk.py.
+Those of RMSNorm, the embedding and Attention Residuals are counted until the launch: test_walk.py.
 """
 
 import gc
@@ -11,23 +11,18 @@ import npu_tiling
 import pytest
 import torch
 import torch.distributed.tensor  # where it is imported, calls look for DTensors: the same in every process
-from npu_attn_res import attn_res, attn_res_bank
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_distillation_loss, linear_log_probs
 from npu_tiling import Kernels
 from npu_tiling.launching import listening
 from npu_tiling.launching.direct import DirectCall
 from npu_tiling.pytorch.repeats import Repeats
 
-WEIGHTS = [(256,), (256,)]
 HEAD, TARGET = [(16, 256), (128, 256)], torch.arange(16)
 TEACHER = torch.ones(16, 64, dtype=torch.bfloat16), torch.ones(128, 64, dtype=torch.bfloat16)
 CALLS = {  # a call, its tensors, and how many functions it runs at most: forward, and forward with backward
-    "attn_res": (lambda v, *weights: attn_res(v, *weights), [(8, 16, 256), *WEIGHTS], 38, 85),
-    "attn_res, a list": (lambda q, w, *v: attn_res(v, q, w), [*WEIGHTS, *[(16, 256)] * 8], 44, 103),
     "cross entropy": (lambda *head: fused_linear_cross_entropy(*head, TARGET), HEAD, 110, 167),
     "log_probs": (lambda *head: linear_log_probs(*head, TARGET), HEAD, 119, 243),
     "distillation": (lambda *head: linear_distillation_loss(*head, TARGET, teacher=TEACHER), HEAD, 115, 174),
-    "attn_res_bank": (lambda v, p, q, w: attn_res_bank(v, 8, p, q, w).output, [(16, 9, 256), (16, 256), *WEIGHTS], 48, 108),
 }
 
 
@@ -86,12 +81,9 @@ def test_a_call_whose_launches_are_decided_runs_few_functions(name):
 
 
 REPEATED = {  # the same of calls that are repeated
-    "attn_res": (20, 38),
-    "attn_res, a list": (22, 40),
     "cross entropy": (35, 58),
     "log_probs": (43, 62),
     "distillation": (45, 68),
-    "attn_res_bank": (29, 59),
 }
 
 

@@ -2,11 +2,13 @@
 
 import sys
 
+import npu_attn_res.operator
 import npu_embedding.lookup.operator
 import npu_rms_norm.operator
 import npu_tiling
 import pytest
 import torch
+from npu_attn_res import attn_res, attn_res_bank
 from npu_embedding import embedding
 from npu_rms_norm import rms_norm
 from npu_tiling.chips import detection
@@ -14,25 +16,39 @@ from npu_tiling.launching.direct import DirectCall
 from npu_tiling.launching.kernels import Kernels
 
 OURS = ("npu_", "<string>")  # a function that is written for a key or a plan has no file
-# By operator: a call for a number of rows; and the most functions and files that a warm call and a shape's first one pass.
+WEIGHT = torch.ones(64)
+# An operator, a call for a number of rows, and the most functions and files that a warm call and a shape's first one pass.
 CALLS = {
-    npu_rms_norm.operator.FORWARD: (lambda rows: rms_norm(torch.ones(rows, 64), torch.ones(64)), (14, 7), (200, 28)),
-    npu_embedding.lookup.operator.FORWARD: (
+    "rms_norm": (npu_rms_norm.operator.FORWARD, lambda rows: rms_norm(torch.ones(rows, 64), WEIGHT), (14, 7), (200, 28)),
+    "embedding": (
+        npu_embedding.lookup.operator.FORWARD,
         lambda rows: embedding(torch.arange(rows), torch.ones(9, 64)),
         (14, 7),
         (130, 20),
     ),
+    "attn_res, a list": (
+        npu_attn_res.operator.FORWARD,
+        lambda rows: attn_res([torch.ones(rows, 64) for _ in range(8)], WEIGHT, WEIGHT),
+        (20, 9),
+        (310, 32),
+    ),
+    "attn_res_bank": (
+        npu_attn_res.operator.FORWARD,
+        lambda rows: attn_res_bank(torch.ones(rows, 9, 64), 8, torch.ones(rows, 64), WEIGHT, WEIGHT),
+        (20, 9),
+        (310, 32),
+    ),
 }
-NAMES = {operator: operator.signature.name for operator in CALLS}
 
 
 def launched(*arguments):
     """A stand-in for a kernel."""
 
 
-@pytest.fixture(params=CALLS, ids=NAMES.get)
+@pytest.fixture(params=CALLS)
 def case(request, monkeypatch):
     """A CPU is an H200, whose launches do nothing and whose kernels are called directly from the second launch on."""
+    operator, *limits = CALLS[request.param]
     known = set()
 
     def launch(self, module, kernel, spec, *rest):
@@ -47,9 +63,9 @@ def case(request, monkeypatch):
     monkeypatch.setattr(Kernels, "launch", launch)
     monkeypatch.setattr(Kernels, "direct_call", direct_call)
     for name in ("_plans", "_functions"):
-        monkeypatch.setattr(request.param, name, {})
-    monkeypatch.setattr(request.param, "_approved", set())
-    return CALLS[request.param]
+        monkeypatch.setattr(operator, name, {})
+    monkeypatch.setattr(operator, "_approved", set())
+    return limits
 
 
 def walk(call):

@@ -1,27 +1,28 @@
-"""The Unified Buffer that tilings declare, against the Ascend compilers: every row of the tables in ascend/tiling/ways.py,
+"""The Unified Buffer that tilings declare, against the Ascend compilers: every row of the tables in ascend/tiling.py,
 both families of chips, both widths of elements.
 
 The widest tile that is declared to fit fits with every compiler. Of kernels that take one layer's whole rows, one that is a
 third wider does not with some: rows would be split that fit.
 """
 
-import importlib
 from functools import cache, partial
 
 import npu_offline
 import npu_tiling
 import pytest
 import torch
-from npu_attn_res import attn_res, attn_res_bank, attn_res_merge, attn_res_phase1
-from npu_attn_res.ascend.tiling.choice import AscendTiling
-from npu_attn_res.ascend.tiling.ways import Way
-from npu_attn_res.ascend.tiling.ways import ways as ways_of
+from npu_attn_res import attn_res, attn_res_bank, attn_res_merge, attn_res_phase1, kernels
+from npu_attn_res.ascend import kernels as ascend_kernels
+from npu_attn_res.ascend.tiling import AscendTiling, Way
+from npu_attn_res.ascend.tiling import ways as ways_of
 from npu_attn_res.shape import COLUMN_TASKS, Shape, Task
+from npu_attn_res.two_phase import kernels as phase_kernels
 
 from testing.declared_bytes import FAMILIES, fits_everywhere, widest
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
+PAGES = (ascend_kernels, kernels, phase_kernels)
 UNIT = 16  # columns
 NAMES = {
     "forward": "attn_res_forward_prefetch_kernel",
@@ -96,8 +97,7 @@ def tile(kernel, dtype, soc, width, way, rows, layers):
 def fits(kernel, tile, dtype, soc):
     """Whether every compiler for the chip takes a tile."""
     record = record_of(kernel, dtype, tile.shape.layers, soc)
-    module, name, _ = tile.kernel
-    function = getattr(importlib.import_module(f"npu_attn_res.{module}"), name)
+    function = next(found for page in PAGES if (found := getattr(page, tile.kernel.name, None)) is not None)
     return fits_everywhere(record, tile.constants, soc, options=tile.options, kernel=function)
 
 

@@ -7,8 +7,7 @@ import depth
 import npu_offline
 import pytest
 import torch
-from npu_attn_res import attn_res, attn_res_bank, attn_res_merge, attn_res_phase1
-from npu_attn_res.both import tiling
+from npu_attn_res import attn_res, attn_res_bank, attn_res_merge, attn_res_phase1, shape
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
@@ -26,7 +25,7 @@ PLACE = SimpleNamespace(name="final", torch=torch.device("cpu"))
 @pytest.fixture(autouse=True, params=npu_offline.VERSIONS)
 def chip(request, monkeypatch):
     """Final modules of each toolchain, in so few programs that each one has several tiles."""
-    monkeypatch.setattr(tiling, "persistent_grid", lambda tiles, device, *, per_core: min(tiles, 2))
+    monkeypatch.setattr(shape, "persistent_grid", lambda tiles, device, *, per_core: min(tiles, 2))
     with npu_offline.emulate("Ascend910B4", toolchain=request.param, checks=True) as emulation:
         yield emulation
 

@@ -8,9 +8,8 @@ import npu_offline
 import npu_tiling
 import pytest
 import torch
-from npu_attn_res import attn_res, attn_res_bank
-from npu_attn_res.both import tiling
-from npu_attn_res.tiling import statistics_by_token
+from npu_attn_res import attn_res, attn_res_bank, shape
+from npu_attn_res.ascend.tiling import statistics_by_token
 from npu_offline.timing import costs_of, time_launch
 
 REASON = "needs triton-ascend (npu-offline fetch)"
@@ -26,7 +25,7 @@ OPS = torch.ops.npu_attn_res
 @pytest.fixture
 def chip(monkeypatch):
     """So few programs that each one has several tiles."""
-    monkeypatch.setattr(tiling, "persistent_grid", lambda tiles, device, *, per_core: min(tiles, 2))
+    monkeypatch.setattr(shape, "persistent_grid", lambda tiles, device, *, per_core: min(tiles, 2))
     with npu_offline.emulate(CHIP) as emulation:
         yield emulation
 
@@ -85,22 +84,22 @@ def test_a_bank_gives_the_gradients_of_the_formula(chip, width, n_blocks, counte
 def test_statistics_may_lie_in_either_order(chip, by_token):
     """A backward in several rows a tile, or one after a copy of the statistics, computes the same."""
     case = depth.make(3, 5, WHOLE, torch.bfloat16)
-    given = ([case.blocks], True, 3, None, None)
+    given = ([case.blocks], None, None)
     weights = (case.query, case.rms_weight, None)
-    h, _, _, score, rstd, lse, _ = OPS.attn_res(*given, None, *weights, case.eps, 1e-6, None, True)
+    h, _, _, score, rstd, lse, _ = OPS.attn_res(*given, None, *weights, True, 3, case.eps, 1e-6, None, True)
     assert score.stride() == (1, 3) and rstd.stride() == (1, 3)
     if not by_token:
         score, rstd = score.contiguous(), rstd.contiguous()
     needed = ([True], False, [True, True, False])
     gradients, _, *weights_gradients, _ = OPS.attn_res_backward(
-        case.dh, None, None, None, *given, *weights, score, rstd, lse, None, *needed
+        case.dh, None, None, None, *given, *weights, score, rstd, lse, None, True, 3, *needed
     )
     depth.check(case, (h, gradients[0], *weights_gradients))
 
 
 def test_the_compiler_is_told_how_statistics_lie(chip):
     case = depth.make(2, 3, WHOLE, torch.bfloat16)
-    given = ([case.blocks], True, 2, None, None, None, case.query, case.rms_weight, None, 1e-6, 1e-6, None, True)
+    given = ([case.blocks], None, None, None, case.query, case.rms_weight, None, True, 2, 1e-6, 1e-6, None, True)
     torch.library.opcheck(OPS.attn_res.default, given, test_utils="test_faketensor")
 
 

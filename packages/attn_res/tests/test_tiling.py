@@ -5,12 +5,11 @@ import subprocess
 import sys
 
 import pytest
-from npu_attn_res.ascend.tiling.choice import AscendTiling
-from npu_attn_res.ascend.tiling.ways import Way
-from npu_attn_res.cuda.tiling import tile
-from npu_attn_res.cuda.tiling.ways import Way as CudaWay
+from npu_attn_res.ascend.tiling import AscendTiling, Way
+from npu_attn_res.cuda import tiling as cuda
+from npu_attn_res.cuda.tiling import Way as CudaWay
 from npu_attn_res.shape import COLUMN_TASKS, Shape, Task
-from npu_attn_res.tiling import choose, smaller
+from npu_attn_res.sources import choose, smaller
 from npu_tiling import SOCS, Device, soc
 
 B4 = soc("Ascend910B4")
@@ -149,7 +148,7 @@ CUDA_DEVICES = {"H200": 232448, "A100": 166912, "RTX 4090": 101376, "T4": 65536,
 @pytest.mark.parametrize("shared", CUDA_DEVICES.values(), ids=list(CUDA_DEVICES))
 def test_tiles_under_way_fit_in_the_shared_memory_of_a_program(shared):
     """Triton 3.6 takes 262,208 bytes for two blocks of 16384 fp32 columns and three stages, and an H200 has 232,448."""
-    device = dataclasses.replace(H200, ub_bytes=shared + tile.SCRATCH_BYTES)
+    device = dataclasses.replace(H200, ub_bytes=shared + cuda.SCRATCH_BYTES)
     for kind in ("forward", "forward, normalised", "backward", "backward from fp32"):
         for width in (1, 123, 4096, 8193, 12288, 16384):
             for itemsize in (2, 4):

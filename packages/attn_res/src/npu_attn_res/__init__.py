@@ -1,13 +1,13 @@
 """Attention Residuals for training on Huawei Ascend NPUs, CUDA and CPUs."""
 
+from .api import attn_res, fused_attnres
 from .bank import attn_res_bank
-from .block_attn_res import BlockAttnRes
 from .explain import explain
-from .functional import attn_res, fused_attnres
 from .module import AttnRes, AttnResBank
 from .pipeline import PipelineBlocks
-from .results import AttnResResult, Phase1Result
+from .records import AttnResResult, Phase1Result
 from .two_phase import attn_res_merge, attn_res_phase1
+from .two_phase.module import BlockAttnRes
 
 __all__ = [
     "AttnRes",

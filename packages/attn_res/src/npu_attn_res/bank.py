@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,11 +13,14 @@ from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 
 from . import sharding, writes
-from .calls import Forward
-from .checks import as_blocks, check_bank, check_written
-from .operators import OPERATORS
+from .checks import as_blocks, check_bank, check_written, count_blocks
+from .operator import FORWARD, UPDATE
+from .records import AttnResResult, Forward
 from .reference import scaled_query, softmax
-from .results import AttnResResult
+
+_ALL = -1  # no number of blocks
+_COUNTS = (int, type(None), Tensor)  # types of n_blocks whose value the record has
+_KINDS = (Tensor, list, tuple)  # types of banks whose calls are recognised
 
 
 def attn_res_bank(
@@ -79,59 +82,84 @@ def attn_res_bank(
     Source: "Attention Residuals", arXiv 2603.15031.
     """
     bank = as_blocks(bank)
-    weights = (query, rms_weight, output_rms_weight)
-    flags = {"append": append, "in_place": in_place, "return_weights": return_weights}
-    numbers = (rms_eps, scale, output_rms_eps)
-    rms_eps, scale, output_rms_eps = check_bank(bank, n_blocks, prefix, layer_output, weights, numbers, flags, output_dtype)
-    replaces = in_place and layer_output is not None  # the prefix, by its sum with the layer's output
-    recorded = needs_gradient((bank, prefix, layer_output, *weights))
-    options = (("append", bank, append), ("in_place", prefix, replaces))
-    written = {name: tensor for name, tensor, is_set in options if is_set and isinstance(tensor, Tensor)}
-    if recorded and not torch.compiler.is_compiling():
-        check_written(written)
-    if is_distributed((bank, prefix, layer_output, *weights)):
-        run = functools.partial(attn_res_bank, n_blocks=n_blocks, rms_eps=rms_eps, scale=scale, output_dtype=output_dtype)
-        run = functools.partial(run, output_rms_eps=output_rms_eps, **flags)
-        return sharding.with_prefix(run, {"prefix": prefix, "layer_output": layer_output}, weights, bank)
-    stacked = isinstance(bank, Tensor)
-    blocks = [bank.movedim(-2, 0)] if isinstance(bank, Tensor) else bank
-    count = n_blocks if isinstance(n_blocks, Tensor) else None
     call = Forward(
-        blocks=blocks,
-        stacked=stacked,
-        n_blocks=n_blocks if isinstance(n_blocks, int) else len(blocks[0]) if stacked else len(blocks),
-        device_count=count,
+        blocks=(),
+        device_count=n_blocks if isinstance(n_blocks, Tensor) else None,
         prefix=prefix,
         layer_output=layer_output,
-        query=scaled_query(query, scale),
+        query=query,
         rms_weight=rms_weight,
         output_rms_weight=output_rms_weight,
+        stacked=isinstance(bank, Tensor),
+        n_blocks=n_blocks if isinstance(n_blocks, int) else -1,
         eps=rms_eps,
-        norm_eps=output_rms_eps,
+        norm_eps=rms_eps if output_rms_eps is None else output_rms_eps,
         dtype=output_dtype,
         save=return_weights,
-        append=append,
-        in_place=replaces,
     )
-    by_kernel = len(written) > 0 and _may_write((bank, *call), recorded)
-    place = call.n_blocks if count is None else count
-    followed = bank if isinstance(bank, Tensor) and (append or replaces) and writes.is_followed(bank) else None
-    with nullcontext() if followed is None else writes.noted(followed, place if append else None):
-        if by_kernel:
-            h, y, new_prefix, score, *_ = OPERATORS("attn_res_update", *call)
+    reads_alone = append is in_place is False and type(scale) is float and scale == 1.0 and type(bank) in _KINDS
+    results = None
+    if reads_alone and type(n_blocks) in _COUNTS:
+        results = FORWARD.again("attn_res_bank", _with_blocks(call, bank))
+    new_prefix = prefix
+    if results is not None:
+        h, y, total, score, *_ = results
+        new_prefix = prefix if layer_output is None else total
+    else:
+        weights = (query, rms_weight, output_rms_weight)
+        flags = {"append": append, "in_place": in_place, "return_weights": return_weights}
+        numbers = (rms_eps, scale, output_rms_eps)
+        rms_eps, scale, output_rms_eps = check_bank(
+            bank, n_blocks, prefix, layer_output, weights, numbers, flags, output_dtype
+        )
+        replaces = in_place and layer_output is not None  # the prefix, by its sum with the layer's output
+        options = (("append", bank, append), ("in_place", prefix, replaces))
+        written = {name: tensor for name, tensor, is_set in options if is_set and isinstance(tensor, Tensor)}
+        recorded = len(written) > 0 and needs_gradient((bank, prefix, layer_output, *weights))
+        if recorded and not torch.compiler.is_compiling():
+            check_written(written)
+        if is_distributed((bank, prefix, layer_output, *weights)):
+            run = functools.partial(attn_res_bank, n_blocks=n_blocks, rms_eps=rms_eps, scale=scale)
+            run = functools.partial(run, output_dtype=output_dtype, output_rms_eps=output_rms_eps, **flags)
+            return sharding.with_prefix(run, {"prefix": prefix, "layer_output": layer_output}, weights, bank)
+        call = _with_blocks(call, bank)._replace(query=scaled_query(query, scale), eps=rms_eps, norm_eps=output_rms_eps)
+        call = call._replace(append=append, in_place=replaces)
+        if written:
+            h, y, new_prefix, score = _write(call, bank, written, recorded)
         else:
-            h, y, new_prefix, score, *_ = OPERATORS("attn_res", *tuple(call)[:-2])
-        if layer_output is None or (replaces and by_kernel and not recorded):
+            h, y, total, score, *_ = FORWARD(call, "attn_res_bank" if reads_alone else None)
+            new_prefix = prefix if layer_output is None else total
+    alpha = _weights(score, call.device_count, prefix.shape[:-1]) if return_weights else None
+    return AttnResResult(h, y if output_rms_weight is not None else None, new_prefix, alpha)
+
+
+def _with_blocks(call: Forward, bank: Any) -> Forward:
+    """The record with the blocks of a bank, and with their number where the call gives none."""
+    blocks = [bank.movedim(-2, 0)] if call.stacked and bank.dim() > 1 else [bank] if call.stacked else bank
+    n_blocks = count_blocks(blocks, stacked=call.stacked) if call.n_blocks == _ALL else call.n_blocks
+    return call._replace(blocks=blocks, n_blocks=n_blocks)
+
+
+def _write(
+    call: Forward, bank: Any, written: Mapping[str, Tensor], recorded: bool
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """h, its RMSNorm, the new prefix and s of a call that writes to the bank or the prefix."""
+    by_kernel = _may_write((bank, *call), recorded)
+    place: Any = call.n_blocks if call.device_count is None else call.device_count
+    followed = bank if isinstance(bank, Tensor) and writes.is_followed(bank) else None
+    prefix: Any = call.prefix
+    with nullcontext() if followed is None else writes.noted(followed, place if call.append else None):
+        h, y, new_prefix, score, *_ = UPDATE(call) if by_kernel else FORWARD(call)
+        if call.layer_output is None or (call.in_place and by_kernel and not recorded):
             new_prefix = prefix
         if by_kernel and not recorded:
             writes.count_as_written(list(written.values()))
-        elif isinstance(bank, Tensor) and append:
+        elif isinstance(bank, Tensor) and call.append:
             writes.append(bank, place, new_prefix, by_kernel)
-        if replaces and (recorded or not by_kernel):
+        if call.in_place and (recorded or not by_kernel):
             writes.replace(prefix, new_prefix, by_kernel)
             new_prefix = prefix
-    alpha = _weights(score, count, prefix.shape[:-1]) if return_weights else None
-    return AttnResResult(h, y if output_rms_weight is not None else None, new_prefix, alpha)
+    return h, y, new_prefix, score
 
 
 def _may_write(arguments: Sequence[Any], recorded: bool) -> bool:

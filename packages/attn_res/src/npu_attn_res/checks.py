@@ -36,6 +36,13 @@ def as_blocks(blocks: Any) -> Any:
     return blocks
 
 
+def count_blocks(blocks: Any, *, stacked: bool) -> int:
+    """How many blocks there are, stacked or listed; 0 of what the checks will refuse."""
+    if stacked:
+        return blocks[0].shape[0] if blocks[0].dim() else 0
+    return len(blocks) if isinstance(blocks, (list, tuple)) else 0
+
+
 def check_sources(blocks: Any, stacked: bool, weights: Triple, numbers: Triple) -> tuple[float, float, float]:
     """Blocks and the weights [D] that go with them; returns rms_eps, scale and output_rms_eps, as floats."""
     first = check_blocks(blocks, stacked)

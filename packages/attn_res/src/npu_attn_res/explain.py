@@ -12,8 +12,8 @@ from npu_tiling.explaining.inputs import Dtype, check_sizes, chosen_chip, comput
 from npu_tiling.pytorch import arguments
 from torch import Tensor
 
+from .api import attn_res
 from .bank import attn_res_bank
-from .functional import attn_res
 from .two_phase import attn_res_merge, attn_res_phase1
 
 NAMES = {

@@ -1,4 +1,4 @@
-"""Attention Residuals in device code: formulas that kernels of several chips share. Tokens are independent.
+"""Device code that kernels of both chips share: formulas, and the loads and stores of rows. Tokens are independent.
 
     r_i = 1 / sqrt(mean(v_i^2) + eps)        s_i = r_i <g, v_i>        g = query * rms_weight
     alpha = softmax_i(s)                     h = sum_i alpha_i v_i
@@ -7,10 +7,19 @@
     dv_i = alpha_i dh + ds_i r_i (g - s_i r_i v_i / D)                dg = sum over tokens and sources of ds_i r_i v_i
 
 In code c_i = ds_i r_i and slope_i = s_i r_i / D. A prefix is a source like the others.
+
+The rows of a tile are BLOCK_M tokens of one layer (BLOCK_S == 1), or BLOCK_S layers of one token (BLOCK_M == 1). A tile has
+all columns of its rows, BLOCK_D >= D, or some: those of kernels.py that take columns, and halves of a row on Ascend.
+
+Source i lies at p_v + i * s_block or, where there is a table, at p_v + table[i], in elements and 64 bits: the sources of a
+list lie anywhere. Statistics are [sources, tokens, layers]; ascend/kernels.py also stores [tokens, sources].
 """
 
-import triton
-import triton.language as tl
+from npu_tiling.device.language import tl, triton
+from npu_tiling.device.rounding import widen
+
+ALIGNMENT = tl.constexpr(16)  # elements
+NO_GRADIENT = tl.constexpr(-(2**63))  # the entry in the table of gradients of a source that needs none
 
 
 @triton.jit
@@ -72,8 +81,8 @@ def source_gradient(b_v, b_dh, b_g, b_alpha, b_c, b_slope):
 def expanded_gradient(b_v, b_slope_c, b_first, b_first_factor, b_last, b_last_factor):
     """The same as first - slope c v + last.
 
-    In ascend/backward.py alpha dh is the first term and c g the last; in ascend/backward_row.py c g is the first and alpha
-    dh the last. The order decides where compilers for Ascend wait: hold predicted times against a change of it.
+    In attn_res_backward_kernel alpha dh is the first term and c g the last; in attn_res_backward_row_kernel c g is the first
+    and alpha dh the last. The order decides where compilers for Ascend wait: hold predicted times against a change of it.
     """
     return b_first * b_first_factor[:, None] - b_v * b_slope_c[:, None] + b_last * b_last_factor[:, None]
 
@@ -83,3 +92,179 @@ def norm_gradient(b_f, b_n, b_rstd, D: tl.constexpr):
     """RMSNorm's gradient rstd (f - n mean(f n)), from n = x rstd and f = dy weight, [rows, columns] both."""
     b_mean = tl.sum(b_f * b_n, axis=1) * (1.0 / D)
     return (b_f - b_n * b_mean[:, None]) * b_rstd[:, None]
+
+
+@triton.jit
+def block_at(p_v, p_table, s_block, i_block, ALIGNED: tl.constexpr = False):
+    """The first row of a block. ALIGNED: the table's entries are multiples of 16, which matters to CUDA's compiler alone."""
+    if p_table is None:
+        return p_v + tl.cast(i_block, tl.int64) * s_block
+    else:
+        i_offset = tl.load(p_table + i_block)
+        if ALIGNED:
+            i_offset = tl.multiple_of(i_offset, ALIGNMENT)
+        return p_v + i_offset
+
+
+@triton.jit
+def count_blocks(p_count, n_slots):
+    """How many blocks count: all n_slots, or the number at p_count, which is clamped before it is cut to 32 bits."""
+    if p_count is None:
+        return n_slots
+    else:
+        return tl.minimum(tl.maximum(tl.load(p_count), 0), n_slots).to(tl.int32)
+
+
+@triton.jit
+def row_pointers(p_row, s_row, R: tl.constexpr, C: tl.constexpr):
+    """[R, C]; the first row and column are in p_row."""
+    if R > 1:
+        return p_row + (tl.arange(0, R)[:, None] * s_row + tl.arange(0, C)[None, :])
+    else:
+        return p_row + tl.arange(0, C)[None, :]
+
+
+@triton.jit
+def row_tile_mask(n_rows, n_cols, R: tl.constexpr, C: tl.constexpr, EXACT: tl.constexpr):
+    """The mask of what lies inside of [R, C]; EXACT: every column does."""
+    if R > 1:
+        m_tile = (tl.arange(0, R) < n_rows)[:, None]
+        if not EXACT:
+            m_tile = m_tile & (tl.arange(0, C) < n_cols)[None, :]
+    else:
+        m_tile = (tl.arange(0, C) < n_cols)[None, :]
+    return m_tile
+
+
+@triton.jit
+def fetch_rows(p_row, s_row, n_rows, n_cols, R: tl.constexpr, C: tl.constexpr, EXACT: tl.constexpr):
+    """[R, C] in the dtype of the memory, zero outside."""
+    p_tile = row_pointers(p_row, s_row, R, C)
+    if R == 1 and EXACT:
+        b_tile = tl.load(p_tile)
+    else:
+        b_tile = tl.load(p_tile, mask=row_tile_mask(n_rows, n_cols, R, C, EXACT), other=0.0)
+    return b_tile
+
+
+@triton.jit
+def load_rows(p_row, s_row, n_rows, n_cols, R: tl.constexpr, C: tl.constexpr, EXACT: tl.constexpr):
+    """fp32 [R, C], zero outside."""
+    return fetch_rows(p_row, s_row, n_rows, n_cols, R, C, EXACT).to(tl.float32)
+
+
+@triton.jit
+def fetch_whole_rows(p_row, s_row, n_rows, D: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
+    """[R, C >= D] in the dtype of the memory, zero outside. There may be no rows: n_rows may be negative."""
+    if R == 1:
+        n_cols = tl.where(n_rows > 0, D, 0)
+        b_tile = fetch_rows(p_row, s_row, n_rows, n_cols, R, C, False)
+    else:
+        b_tile = fetch_rows(p_row, s_row, n_rows, D, R, C, C == D)
+    return b_tile
+
+
+@triton.jit
+def store_rows(p_row, s_row, b_tile, n_rows, n_cols, R: tl.constexpr, C: tl.constexpr, EXACT: tl.constexpr):
+    """Stores what lies inside of [R, C], in the dtype of the memory."""
+    p_tile = row_pointers(p_row, s_row, R, C)
+    b_tile = b_tile.to(p_row.dtype.element_ty)
+    if R == 1 and EXACT:
+        tl.store(p_tile, b_tile)
+    else:
+        tl.store(p_tile, b_tile, mask=row_tile_mask(n_rows, n_cols, R, C, EXACT))
+
+
+@triton.jit
+def load_statistic(p_value, n_rows, R: tl.constexpr):
+    """[R]"""
+    if R > 1:
+        o_row = tl.arange(0, R)
+        return tl.load(p_value + o_row, mask=o_row < n_rows, other=0.0)
+    else:
+        return tl.load(p_value + tl.arange(0, R))
+
+
+@triton.jit
+def store_statistic(p_value, b_value, n_rows, R: tl.constexpr, s_row=1):
+    """Stores [R], s_row elements apart."""
+    o_row = tl.arange(0, R)
+    if R > 1:
+        tl.store(p_value + o_row * s_row, b_value, mask=o_row < n_rows)
+    else:
+        tl.store(p_value + o_row, b_value)
+
+
+@triton.jit
+def store_gradient(
+    p_dv, p_table, b_dv, i_source, i_row, i_token, i_col, n_rows, D: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+    EXACT: tl.constexpr,
+):  # fmt: skip
+    """Stores the gradient of a source, columns i_col on of tokens i_token on; nothing where the table says NO_GRADIENT."""
+    if p_table is None:
+        store_rows(p_dv + i_row * D + i_col, D, b_dv, n_rows, D - i_col, R, C, EXACT)
+    else:
+        i_offset = tl.load(p_table + i_source)
+        if i_offset != NO_GRADIENT:
+            store_rows(p_dv + i_offset + i_token * D + i_col, D, b_dv, n_rows, D - i_col, R, C, EXACT)
+
+
+@triton.jit
+def store_partial_sum(p_partials, b_sum, D: tl.constexpr, C: tl.constexpr):
+    """Stores this program's sum over the rows of [R, C >= D]: one row of fp32 [programs, D]."""
+    p_partial = p_partials + tl.program_id(0).to(tl.int64) * D
+    store_rows(p_partial, D, tl.sum(b_sum, axis=0)[None, :], 1, D, 1, C, C == D)
+
+
+@triton.jit
+def count_rows(n_left, S: tl.constexpr):
+    """Rows of a tile: those of S layers, or of the tokens that are left."""
+    if S > 1:
+        return S
+    else:
+        return n_left
+
+
+@triton.jit
+def load_query(p_query, p_norm, s_norm, D: tl.constexpr, S: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr):
+    """g, fp32 [BLOCK_S, BLOCK_D], zero outside."""
+    EXACT: tl.constexpr = BLOCK_D == D
+    b_query = load_rows(p_query, D, S, D, BLOCK_S, BLOCK_D, EXACT)
+    return b_query * load_rows(p_norm, s_norm, S, D, BLOCK_S, BLOCK_D, EXACT)
+
+
+@triton.jit
+def load_prefix(
+    p_prefix, p_x, p_new_prefix, i_token, n_left, s_prefix, s_x, s_new_prefix,
+    D: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """fp32 [M, C >= D]: rows of the prefix from i_token on. A layer's output x, where there is one, is added first, and the
+    sum is rounded to the dtype of p_new_prefix and stored there."""
+    b_p = load_rows(p_prefix + i_token * s_prefix, s_prefix, n_left, D, M, C, C == D)
+    if p_x is not None:
+        b_p += load_rows(p_x + i_token * s_x, s_x, n_left, D, M, C, C == D)
+        b_new_prefix = b_p.to(p_new_prefix.dtype.element_ty)
+        store_rows(p_new_prefix + i_token * s_new_prefix, s_new_prefix, b_new_prefix, n_left, D, M, C, C == D)
+        b_p = widen(b_new_prefix)
+    return b_p
+
+
+@triton.jit
+def store_lse(p_lse, b_reference, b_sum, i_row, n_rows, R: tl.constexpr):
+    """Stores log(sum(exp(s))), from the sum of exp(s - reference), and returns 1 / that sum, a factor of o."""
+    b_factor = 1.0 / b_sum
+    if p_lse is not None:
+        # Not + log(b_sum): CANN 8.5 sets a flag twice where the vector unit takes what the scalar unit summed in a loop.
+        store_statistic(p_lse + i_row, b_reference - tl.log(b_factor), n_rows, R)
+    return b_factor
+
+
+@triton.jit
+def normalise_rows(b_h, p_weight, p_y, p_rstd, i_row, n_rows, eps, D: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
+    """Stores y = h / rms(h) * weight and 1 / rms(h) for rows i_row on, whole ones, of h as it is stored, fp32 [R, C]."""
+    EXACT: tl.constexpr = C == D
+    b_rstd = rms_inverse(tl.sum(b_h * b_h, axis=1), eps, D)
+    b_weight = load_rows(p_weight, 0, 1, D, 1, C, EXACT)
+    store_rows(p_y + i_row * D, D, b_h * b_rstd[:, None] * b_weight, n_rows, D, R, C, EXACT)
+    if p_rstd is not None:
+        store_statistic(p_rstd + i_row, b_rstd, n_rows, R)

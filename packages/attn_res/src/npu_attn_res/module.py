@@ -8,10 +8,10 @@ import torch
 from npu_tiling.pytorch import arguments
 from torch import Tensor, nn
 
+from .api import attn_res
 from .bank import attn_res_bank
 from .checks import check_eps
-from .functional import attn_res
-from .results import AttnResResult
+from .records import AttnResResult
 
 
 class _Weights(nn.Module):

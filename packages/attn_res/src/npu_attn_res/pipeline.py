@@ -1,7 +1,13 @@
-"""Blocks across the stages of a pipeline: each is sent to a rank once and kept there for the rank's later stages."""
+"""Blocks across the stages of a pipeline: each is sent to a rank once and kept there for the rank's later stages.
+
+The graphs of two stages share no tensor that requires a gradient. A backward of inputs alone (`torch.autograd.grad`) runs
+only nodes on a path to those inputs. So a node makes the later stage's blocks. It depends on that stage's inputs, and
+records the blocks' gradients; they go from the later stage's graph to the earlier stage's.
+"""
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -10,8 +16,6 @@ import torch
 from npu_tiling.pytorch import arguments
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
-
-from .kept_blocks import KeptBlocks, enter_graph, hook_blocks, leave_graph
 
 STYLES = ("loop", "v")
 
@@ -59,7 +63,7 @@ class PipelineBlocks:
 
     def reset(self) -> None:
         """Forget all kept blocks: for a step that an error has ended."""
-        self._kept: dict[int, deque[KeptBlocks]] = {stage: deque() for stage in range(len(self._made))}
+        self._kept: dict[int, deque[_KeptBlocks]] = {stage: deque() for stage in range(len(self._made))}
         self._entered: list[WeakTensorKeyDictionary] = [WeakTensorKeyDictionary() for _ in self._made]
         self._recorded = [False] * len(self._made)  # whether gradients were enabled when the stage ran last
         self._lost: list[str] = []
@@ -99,7 +103,7 @@ class PipelineBlocks:
             raise ValueError(f"received has {len(received)} blocks and must have {expected}.")
         inputs = [*received, *([] if prefix is None else [prefix])]
         kept = self._recall(stage, inputs) if _is_recomputed() else self._take(stage, inputs)
-        return [*(enter_graph(kept, inputs) if kept else []), *received]
+        return [*(_enter_graph(kept, inputs) if kept else []), *received]
 
     def leave(self, stage: int, blocks: Sequence[Tensor], prefix: Tensor | None = None) -> list[Tensor]:
         """What a stage sends on, after it has run.
@@ -127,15 +131,15 @@ class PipelineBlocks:
         later = self._next(stage)
         if later >= len(self._made):
             return sent
-        kept = KeptBlocks(blocks, stage, later, self._lost)
+        kept = _KeptBlocks(blocks, stage, later, self._lost)
         if not _is_recomputed():
             self._kept[later].append(kept)
         if any(tensor.requires_grad for tensor in sent):
-            return leave_graph(kept, sent, blocks)
-        hook_blocks(kept, blocks)
+            return _leave_graph(kept, sent, blocks)
+        _hook_blocks(kept, blocks)
         return sent
 
-    def _take(self, stage: int, inputs: list[Tensor]) -> KeptBlocks | None:
+    def _take(self, stage: int, inputs: list[Tensor]) -> _KeptBlocks | None:
         """The blocks of the next microbatch, out of the queue."""
         if self._lost:
             raise ValueError(self._lost[0])
@@ -152,7 +156,7 @@ class PipelineBlocks:
             self._entered[stage][inputs[0]] = weakref.ref(kept) if any(kept.needs) else lambda: kept
         return kept
 
-    def _recall(self, stage: int, inputs: list[Tensor]) -> KeptBlocks | None:
+    def _recall(self, stage: int, inputs: list[Tensor]) -> _KeptBlocks | None:
         """The blocks that `_take` gave for the same input: a checkpoint runs the stage again in its backward."""
         if not self._recorded[stage]:
             raise ValueError(f"stage {stage} is checkpointed and must be so with use_reentrant=False.")
@@ -181,3 +185,126 @@ class PipelineBlocks:
 def _is_recomputed() -> bool:
     """Whether this code runs inside a backward: a checkpoint computes its activations again."""
     return torch._C._current_graph_task_id() != -1
+
+
+class _KeptBlocks:
+    """The blocks of one microbatch, from one stage of a rank to its next.
+
+    Attributes:
+        values: the blocks, cut from the earlier stage's graph.
+        needs: which of them need a gradient.
+        is_anchored: the later stage's inputs need gradients.
+    """
+
+    def __init__(self, blocks: Sequence[Tensor], earlier: int, later: int, lost: list[str]) -> None:
+        self._gradients: list[Tensor | None] | None = None  # once the later stage's backward has reached the blocks
+        self.values = [block.detach() for block in blocks]
+        self.needs = [block.requires_grad for block in blocks]
+        self.is_anchored = False
+        self._is_taken = [not needs for needs in self.needs]
+        self._earlier, self._later, self._lost = earlier, later, lost
+
+    def give(self, gradients: Sequence[Tensor | None]) -> None:
+        """Records the gradients of all blocks, from the later stage's backward."""
+        if self._gradients is None and any(
+            is_taken for is_taken, needs in zip(self._is_taken, self.needs, strict=True) if needs
+        ):
+            raise ValueError(f"the backward of stage {self._later} must come before that of stage {self._earlier}.")
+        self._gradients = list(gradients)
+
+    def take(self, i: int) -> Tensor | None:
+        """The gradient of a block, for the earlier stage's backward. None: no layer of later stages has read it."""
+        self._is_taken[i] = True
+        if self._gradients is not None:
+            return self._gradients[i]
+        if self.is_anchored:
+            return None
+        raise ValueError(
+            f"the gradients of the blocks that stage {self._earlier} has kept for stage {self._later} are missing: "
+            f"prefix must be given to enter({self._later}, ...), which receives no block that requires a gradient."
+        )
+
+    def take_once(self, i: int) -> Tensor | None:
+        """As `take`, but None after the first time: a backward of weights starts with gradients that have these added."""
+        return None if self._is_taken[i] else self.take(i)
+
+    def __del__(self) -> None:
+        given = enumerate(self._gradients or [])
+        missed = [i for i, gradient in given if gradient is not None and not self._is_taken[i]]
+        if missed:
+            self._lost.append(
+                f"the gradients of blocks {missed} of stage {self._earlier}, which it has kept for stage {self._later}, "
+                f"were lost: the stage must send what leave() returns, and give it the prefix where it sends no block."
+            )
+
+
+def _enter_graph(kept: _KeptBlocks, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The kept blocks in the later stage's graph.
+
+    Args:
+        kept: blocks [..., D].
+        inputs: what a backward of inputs asks for the gradients of.
+
+    Returns:
+        The blocks.
+    """
+    anchors = [tensor for tensor in inputs if tensor.requires_grad]
+    return list(_Enter.apply(kept, *(anchors or [torch.empty(0, requires_grad=True)])))
+
+
+def _leave_graph(kept: _KeptBlocks, sent: Sequence[Tensor], blocks: Sequence[Tensor]) -> list[Tensor]:
+    """What a stage sends, through a node that adds the kept blocks' gradients.
+
+    Args:
+        kept: made of the blocks.
+        sent: tensors.
+        blocks: of the earlier stage's graph.
+
+    Returns:
+        The tensors to send, with the same values.
+    """
+    return list(_Leave.apply(kept, len(sent), *sent, *blocks))
+
+
+def _hook_blocks(kept: _KeptBlocks, blocks: Sequence[Tensor]) -> None:
+    """Adds the kept blocks' gradients where the stage's own gradients of the blocks arrive."""
+    for i, block in enumerate(blocks):
+        if block.requires_grad:
+            block.register_hook(functools.partial(_add, kept, i))
+
+
+def _add(kept: _KeptBlocks, i: int, gradient: Tensor) -> Tensor:
+    kept_gradient = kept.take_once(i)
+    return gradient if kept_gradient is None else gradient + kept_gradient
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, kept, *anchors):  # type: ignore[no-untyped-def]
+        ctx.kept = kept
+        ctx.set_materialize_grads(False)
+        blocks = tuple(value.detach() for value in kept.values)
+        ctx.mark_non_differentiable(*(block for block, needs in zip(blocks, kept.needs, strict=True) if not needs))
+        return blocks
+
+    @staticmethod
+    def backward(ctx, *gradients):  # type: ignore[no-untyped-def]
+        ctx.kept.give(gradients)
+        return (None,) * len(ctx.needs_input_grad)
+
+
+class _Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, kept, n_sent, *tensors):  # type: ignore[no-untyped-def]
+        ctx.kept = kept
+        ctx.set_materialize_grads(False)
+        # A schedule calls detach_() on what a stage returns, which an input or a view of one refuses.
+        sent = tuple(tensor.detach() for tensor in tensors[:n_sent])
+        ctx.mark_non_differentiable(*(out for out, tensor in zip(sent, tensors, strict=False) if not tensor.requires_grad))
+        return sent
+
+    @staticmethod
+    def backward(ctx, *gradients):  # type: ignore[no-untyped-def]
+        kept = ctx.kept
+        of_blocks = (kept.take(i) if needs else None for i, needs in enumerate(kept.needs))
+        return None, None, *gradients, *of_blocks

@@ -1,9 +1,15 @@
-"""What the tiling of a launch depends on: sizes and options, and no tensor."""
+"""What a launch depends on, `Shape`, and what is decided about it on either chip, `Tiling`: sizes and options, no tensor."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from math import ceil
+from typing import Any, NamedTuple
+
+from npu_tiling import Device, persistent_grid
 
 
 class Task(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11's)
@@ -60,3 +66,111 @@ class Shape:
     def __str__(self) -> str:
         """The name that warnings have for it."""
         return f"attn_res {self.task.value}{', with a prefix' if self.prefix else ''}"
+
+
+class Kernel(NamedTuple):
+    """The name of a kernel, and its `tl.constexpr` parameters, in its order."""
+
+    name: str
+    constants: tuple[str, ...]
+
+
+_ROWS = ("D", "BLOCK_M", "BLOCK_D")
+LAYER_CONSTANTS = ("D", "S", "BLOCK_M", "BLOCK_S", "BLOCK_D", "ALIGNED")
+KERNEL_OF_TASK = {
+    Task.MERGE: Kernel("attn_res_merge_kernel", _ROWS),
+    Task.MERGE_BACKWARD: Kernel("attn_res_merge_backward_kernel", _ROWS),
+    Task.NORM_BACKWARD: Kernel("attn_res_norm_backward_kernel", _ROWS),
+    Task.PRODUCTS: Kernel("attn_res_products_kernel", LAYER_CONSTANTS),
+    Task.WEIGHTED_SUM: Kernel("attn_res_weighted_sum_kernel", LAYER_CONSTANTS),
+    Task.GRADIENT: Kernel("attn_res_gradient_kernel", LAYER_CONSTANTS),
+}
+"""Those that both chips have."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Tiling(ABC):
+    """How a launch is tiled.
+
+    Attributes:
+        shape: what it was made for.
+        device: the chip.
+        way: which of the chip's ways.
+        block_m, block_s, block_d: tokens, layers and columns of a tile; block_m or block_s is 1.
+        why: why this way.
+        decided_at: file and line of the rule, or of the table's row.
+    """
+
+    shape: Shape
+    device: Device
+    way: Enum
+    block_m: int = 1
+    block_s: int = 1
+    block_d: int = 1
+    why: str = field(default="", compare=False)
+    decided_at: str = field(default="", compare=False)
+
+    def __repr__(self) -> str:
+        """As warnings name it."""
+        return f"kernel={self.kernel.name}, way={self.way}, tile={self.block_m} x {self.block_s} x {self.block_d}"
+
+    @property
+    @abstractmethod
+    def kernel(self) -> Kernel:
+        """The kernel that runs it."""
+
+    @property
+    @abstractmethod
+    def sizes(self) -> dict[str, Any]:
+        """The `tl.constexpr` parameters that kernels of this chip alone have."""
+
+    @property
+    @abstractmethod
+    def options(self) -> dict[str, int]:
+        """Compiler options."""
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """The kernel's `tl.constexpr` parameters."""
+        shape = self.shape
+        blocks = {"BLOCK_M": self.block_m, "BLOCK_S": self.block_s, "BLOCK_D": self.block_d}
+        values = {"D": shape.width, "S": shape.layers, **blocks, "ALIGNED": shape.aligned, **self.sizes}
+        return {name: values[name] for name in self.kernel.constants}
+
+    def because(self, why: str) -> Tiling:
+        """The same with another reason."""
+        return replace(self, why=why)
+
+    @property
+    def programs_per_core(self) -> int:
+        return 1
+
+    @property
+    def row_columns(self) -> int:
+        """Columns of a row that the programs of a tile have."""
+        return self.block_d
+
+    @functools.cached_property
+    def has_whole_rows(self) -> bool:
+        return self.row_columns >= self.shape.width
+
+    @functools.cached_property
+    def column_blocks(self) -> int:
+        return ceil(self.shape.width / self.row_columns)
+
+    def grid(self, n_tokens: int) -> int:
+        """Programs, for so many tokens."""
+        return max(1, min(ceil(n_tokens / self.block_m) * self.column_blocks, self._most_programs))
+
+    @functools.cached_property
+    def _most_programs(self) -> int:
+        return persistent_grid(self.device.max_grid, self.device, per_core=self.programs_per_core)
+
+    def partials(self, n_tokens: int) -> int:
+        """Partial sums of dg of a kernel for whole rows."""
+        return self.grid(n_tokens)
+
+    def splits(self, n_tokens: int) -> int:
+        """Partial sums of dg of a kernel whose programs keep to a block of columns: one for each set of tokens."""
+        programs = self.device.vector_cores * self.programs_per_core
+        return max(1, min(ceil(n_tokens / self.block_m), programs // self.column_blocks))

@@ -11,7 +11,7 @@ from typing import Any
 from npu_tiling.pytorch.sharding import Shards, moved, summed
 from torch import Tensor
 
-from .results import AttnResResult
+from .records import AttnResResult
 
 _WEIGHTS = ("query", "rms_weight", "output_rms_weight")
 

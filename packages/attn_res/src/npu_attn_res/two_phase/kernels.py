@@ -1,4 +1,6 @@
-"""Device code of the second phase: one more block, the prefix p, joins a layer's (o, lse). Whole rows.
+"""Kernels of the two phases: the first phase of several layers on CUDA, and the second phase on both chips. Whole rows.
+
+In the second phase one more block, the prefix p, joins a layer's (o, lse):
 
 p = prefix + x        s = r <g, p>
 w = 1 / (1 + exp(s - lse))        a = 1 - w        h = w o + a p
@@ -9,21 +11,65 @@ dp = a dh + ds r (g - s r p / D)                   dg = sum over tokens of ds r 
 s - lse is exact where it counts: were log(exp(lse) + exp(s)) kept instead, w + a would be off by its rounding.
 """
 
-import triton
-import triton.language as tl
+from npu_tiling.device.language import tl, triton
 from npu_tiling.device.rounding import widen
 
-from ..formula import norm_gradient, rms_inverse, slope, softmax_of_two, source_gradient
-from .tile import (
+from ..formula import (
+    add_source,
+    block_at,
+    count_rows,
     load_prefix,
     load_query,
     load_rows,
     load_statistic,
     normalise_rows,
+    rms_inverse,
+    score_rows,
+    slope,
+    softmax_of_two,
+    source_gradient,
+    store_lse,
     store_partial_sum,
     store_rows,
     store_statistic,
 )
+
+# Several layers read every source once for all of them. On Ascend two passes over blocks of columns (../kernels.py) take
+# less: the vector unit is the busiest part there, and an online softmax rescales the sums of all layers for every source.
+
+
+@triton.jit(do_not_specialize=["n_blocks", "n_tokens"])
+def attn_res_layers_kernel(
+    # read: sources, their table (None: source i lies at i * s_block), [S, D] queries, rms_weight of one or of S rows
+    p_v, p_table, p_query, p_norm,
+    # written: o [n_tokens, S, D]; fp32 s [n_blocks, n_tokens, S], None: no backward follows; r [n_blocks, n_tokens]; lse
+    p_o, p_score, p_rstd, p_lse,
+    n_blocks, n_tokens, s_block, s_token, s_norm, eps,
+    D: tl.constexpr, S: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """o and lse of several layers, and the statistics, from one read of every source."""
+    ROWS: tl.constexpr = BLOCK_M * BLOCK_S
+    b_g = load_query(p_query, p_norm, s_norm, D, S, BLOCK_S, BLOCK_D)  # [BLOCK_S, BLOCK_D]
+    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0)):
+        i_token = i_tile.to(tl.int64) * BLOCK_M
+        n_left = (n_tokens - i_token).to(tl.int32)
+        n_rows = count_rows(n_left, S)
+        b_max = tl.full([ROWS], float("-inf"), tl.float32)
+        b_sum = tl.zeros([ROWS], tl.float32)
+        b_o = tl.zeros([ROWS, BLOCK_D], tl.float32)
+        for i_block in tl.range(0, n_blocks):
+            p_block = block_at(p_v, p_table, s_block, i_block, ALIGNED) + i_token * s_token
+            b_v = load_rows(p_block, s_token, n_left, D, BLOCK_M, BLOCK_D, BLOCK_D == D)  # [BLOCK_M, BLOCK_D]
+            b_score, b_rstd, _ = score_rows(b_v, b_g, eps, D)  # [ROWS], [BLOCK_M]
+            b_o, b_sum, b_max = add_source(b_v, b_score, b_o, b_sum, b_max)
+            if p_score is not None:
+                i_row = tl.cast(i_block, tl.int64) * n_tokens + i_token
+                store_statistic(p_score + i_row * S, b_score, n_rows, ROWS)
+                store_statistic(p_rstd + i_row, b_rstd, n_left, BLOCK_M)
+        b_factor = store_lse(p_lse, b_max, b_sum, i_token * S, n_rows, ROWS)
+        b_stored = (b_o * b_factor[:, None]).to(p_o.dtype.element_ty)
+        store_rows(p_o + i_token * S * D, D, b_stored, n_rows, D, ROWS, BLOCK_D, BLOCK_D == D)
 
 
 @triton.jit(do_not_specialize=["n_tokens"])
@@ -65,7 +111,7 @@ def attn_res_merge_backward_kernel(
     # read: gradients of h and, from elsewhere, of the new prefix (None: there is none); what the forward read and stored
     p_dh, p_dprefix, p_o, p_lse, p_new_prefix, p_query, p_norm, p_score, p_rstd,
     # written: do, fp32 and contiguous, dlse, the prefix's gradient; fp32 partial sums of dg [programs, D] (None: not needed)
-    # for both/weights.py, which makes dquery and drms_weight of them
+    # for attn_res_add_partials_kernel, which makes dquery and drms_weight of them
     p_do, p_dlse, p_dprefix_sum, p_dg,
     n_tokens, s_dh, s_dprefix, s_o, s_new_prefix,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,  # BLOCK_D >= D
@@ -101,33 +147,3 @@ def attn_res_merge_backward_kernel(
         store_rows(p_dprefix_sum + i_token * D, D, b_dp, n_left, D, BLOCK_M, BLOCK_D, EXACT)
     if p_dg is not None:
         store_partial_sum(p_dg, b_dg, D, BLOCK_D)
-
-
-@triton.jit(do_not_specialize=["n_tokens"])
-def attn_res_norm_backward_kernel(
-    # read: the gradients of y and, from elsewhere, of h (None: there is none), h, the weight, 1 / rms(h)
-    p_dy, p_dh, p_h, p_weight, p_norm_rstd,
-    p_dh_sum,  # written: fp32 [n_tokens, D], the gradient of h with dh
-    p_dweight,  # written: fp32 [programs, D]; None: not needed
-    n_tokens, s_dy, s_dh,
-    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,  # BLOCK_D >= D
-):  # fmt: skip
-    """n = h rstd, f = dy weight: dh + rstd (f - n mean(f n)), and dweight = sum over tokens of dy n."""
-    EXACT: tl.constexpr = BLOCK_D == D
-    b_weight = load_rows(p_weight, 0, 1, D, 1, BLOCK_D, EXACT)  # [1, BLOCK_D]
-    if p_dweight is not None:
-        b_dweight = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0)):
-        i_token = i_tile.to(tl.int64) * BLOCK_M
-        n_left = (n_tokens - i_token).to(tl.int32)
-        b_rstd = load_statistic(p_norm_rstd + i_token, n_left, BLOCK_M)
-        b_n = load_rows(p_h + i_token * D, D, n_left, D, BLOCK_M, BLOCK_D, EXACT) * b_rstd[:, None]
-        b_dy = load_rows(p_dy + i_token * s_dy, s_dy, n_left, D, BLOCK_M, BLOCK_D, EXACT)
-        if p_dweight is not None:
-            b_dweight += b_dy * b_n
-        b_total = norm_gradient(b_dy * b_weight, b_n, b_rstd, D)
-        if p_dh is not None:
-            b_total += load_rows(p_dh + i_token * s_dh, s_dh, n_left, D, BLOCK_M, BLOCK_D, EXACT)
-        store_rows(p_dh_sum + i_token * D, D, b_total, n_left, D, BLOCK_M, BLOCK_D, EXACT)
-    if p_dweight is not None:
-        store_partial_sum(p_dweight, b_dweight, D, BLOCK_D)

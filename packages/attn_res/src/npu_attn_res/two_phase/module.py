@@ -6,8 +6,8 @@ import torch
 from npu_tiling.pytorch import arguments
 from torch import Tensor, nn
 
-from .checks import check_eps, check_rows_like
-from .two_phase import attn_res_merge, attn_res_phase1
+from ..checks import check_eps, check_rows_like
+from . import attn_res_merge, attn_res_phase1
 
 
 class BlockAttnRes(nn.Module):

@@ -12,10 +12,10 @@ from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 
 from . import sharding
-from .checks import as_blocks, check_sources
-from .operators import OPERATORS
+from .checks import as_blocks, check_sources, count_blocks
+from .operator import FORWARD
+from .records import AttnResResult, Forward
 from .reference import scaled_query, softmax
-from .results import AttnResResult
 
 
 @overload
@@ -92,32 +92,34 @@ def attn_res(
     Source: "Attention Residuals", arXiv 2603.15031.
     """
     stacked = isinstance(residuals, Tensor)
-    sources = [residuals] if isinstance(residuals, Tensor) else as_blocks(residuals)
-    weights = (query, rms_weight, output_rms_weight)
-    rms_eps, scale, output_rms_eps = check_sources(sources, stacked, weights, (rms_eps, scale, output_rms_eps))
-    arguments.flags(return_weights=return_weights)
-    if is_distributed((sources, *weights)):
-        run = functools.partial(attn_res, rms_eps=rms_eps, scale=scale, output_rms_eps=output_rms_eps)
-        blocks = residuals if stacked else sources
-        return sharding.attn_res(functools.partial(run, return_weights=return_weights), blocks, weights)
-    n_blocks, query = sources[0].shape[0] if stacked else len(sources), scaled_query(query, scale)
-    device_count = prefix = layer_output = dtype = None
-    h, y, _, score, *_ = OPERATORS(
-        "attn_res",
-        sources,
-        stacked,
-        n_blocks,
-        device_count,
-        prefix,
-        layer_output,
-        query,
-        rms_weight,
-        output_rms_weight,
-        rms_eps,
-        output_rms_eps,
-        dtype,
-        return_weights,
+    blocks = [residuals] if isinstance(residuals, Tensor) else as_blocks(residuals)
+    call = Forward(
+        blocks=blocks,
+        device_count=None,
+        prefix=None,
+        layer_output=None,
+        query=query,
+        rms_weight=rms_weight,
+        output_rms_weight=output_rms_weight,
+        stacked=stacked,
+        n_blocks=count_blocks(blocks, stacked=stacked),
+        eps=rms_eps,
+        norm_eps=rms_eps if output_rms_eps is None else output_rms_eps,
+        dtype=None,
+        save=return_weights,
     )
+    results = FORWARD.again("attn_res", call) if type(scale) is float and scale == 1.0 else None
+    if results is None:
+        weights = (query, rms_weight, output_rms_weight)
+        rms_eps, scale, output_rms_eps = check_sources(blocks, stacked, weights, (rms_eps, scale, output_rms_eps))
+        arguments.flags(return_weights=return_weights)
+        if is_distributed((blocks, *weights)):
+            run = functools.partial(attn_res, rms_eps=rms_eps, scale=scale, output_rms_eps=output_rms_eps)
+            given = residuals if stacked else blocks
+            return sharding.attn_res(functools.partial(run, return_weights=return_weights), given, weights)
+        call = call._replace(query=scaled_query(query, scale), eps=rms_eps, norm_eps=output_rms_eps)
+        results = FORWARD(call, "attn_res")
+    h, y, _, score, *_ = results
     if output_rms_weight is None and not return_weights:
         output: Tensor = h
         return output

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 
-from . import sharding
-from .calls import Merge, Phase1
-from .checks import as_blocks, check_merge, check_phase1
-from .operators import OPERATORS
-from .reference import scaled_query
-from .results import AttnResResult, Phase1Result
+from .. import sharding
+from ..checks import as_blocks, check_merge, check_phase1
+from ..records import AttnResResult, Phase1Result
+from ..reference import scaled_query
+from .operator import MERGE, PHASE1, Merge, Phase1
 
 
 def attn_res_phase1(
@@ -48,8 +47,8 @@ def attn_res_phase1(
     if is_distributed((queries, sources, rms_weight)):
         run = functools.partial(attn_res_phase1, rms_eps=rms_eps, scale=scale)
         return Phase1Result(*sharding.phase1(run, queries, residuals if stacked else sources, rms_weight))
-    call = Phase1(scaled_query(queries, scale), sources, stacked, rms_weight, eps=rms_eps, save=False)
-    o, lse, *_ = OPERATORS("phase1", *call)
+    call = Phase1(scaled_query(queries, scale), sources, rms_weight, stacked, eps=rms_eps, save=False)
+    o, lse, *_ = PHASE1(call)
     leading = first.shape[1:-1] if stacked else first.shape[:-1]
     o = o.view(*leading, *o.shape[1:]).movedim(-2, 0)
     return Phase1Result(o, lse.view(len(queries), *leading))
@@ -112,5 +111,5 @@ def attn_res_merge(
         norm_eps=output_rms_eps,
         save=False,
     )
-    h, y, new_prefix, *_ = OPERATORS("merge", *call)
+    h, y, new_prefix, *_ = MERGE(call)
     return AttnResResult(h, None if output_rms_weight is None else y, prefix if layer_output is None else new_prefix)

@@ -1,1 +1,0 @@
-"""Tiles of the kernels on CUDA: the first rule that holds."""

@@ -1,1 +1,0 @@
-"""Launches kernels for tensors: finds their strides, chooses tilings and allocates results."""

@@ -1,0 +1,275 @@
+"""Sources as kernels find them: pointers and strides. Nothing is stacked or copied where rows lie at one stride.
+
+Kernels for CUDA take a pointer to each of a few blocks. Else a list is reached from its first block through a table of
+distances, which launches fill while the plan runs: distances depend on addresses, so no plan has them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil, prod
+from typing import Any, NamedTuple
+
+import torch
+from npu_tiling import Device, LaunchSpec
+from npu_tiling.budget.arithmetic import power_of_two
+from npu_tiling.calls import Empty
+from npu_tiling.installation.triton import version
+from npu_tiling.launching.kernels import kernels_of
+from npu_tiling.plans import Given, Plan, Reached, Slot
+from npu_tiling.pytorch.rows import layout_of
+from torch import Tensor
+
+from .ascend import tiling as ascend
+from .cuda import tiling as cuda
+from .cuda.tiling import CudaTiling
+from .records import Backward, Forward
+from .shape import Shape, Tiling
+
+_NO_GRADIENT = -(2**63)  # as in formula.py
+_ENTRIES = 16  # entries of a table that one launch writes
+_MAX_ARGUMENTS = 32  # tensors that kernels for CUDA choose among
+
+
+class Pointers(NamedTuple):
+    """Where a kernel finds several tensors.
+
+    Attributes:
+        base: what it is given for the first tensor; None where there is none.
+        table: int64, elements from there to each tensor; None where there is one tensor, or `others` are given.
+        aligned: every entry of the table is a multiple of 16.
+        others: for a kernel for CUDA, the tensors after the first. The first is repeated until there is a power of two of
+            them all: a kernel is compiled for each length, and few lengths occur then. None: the table, or a stride, leads
+            to them.
+        needed: bit i is set where tensor i is given. Where it is not, the first given one stands in its place.
+    """
+
+    base: Given
+    table: Slot | None
+    aligned: bool
+    others: tuple[Slot, ...] | None = None
+    needed: int = 0
+
+
+NOWHERE = Pointers(None, None, aligned=True)
+
+
+class Sources(NamedTuple):
+    """N blocks of T rows [D].
+
+    Attributes:
+        blocks: one slot [N, ..., D] where `stacked`, or N slots [..., D]; rows at one stride.
+        stacked: whether they are one.
+        gradients: of the blocks, contiguous; None where not needed.
+        at, to: where a kernel finds the blocks, and their gradients; without a table block i lies at i * s_block.
+        n_blocks, n_tokens, width: N, T and D.
+        s_block, s_token: elements from one block, and from one row, to the next.
+    """
+
+    blocks: Sequence[Slot]
+    stacked: bool
+    gradients: Sequence[Slot | None]
+    at: Pointers
+    to: Pointers
+    n_blocks: int
+    n_tokens: int
+    width: int
+    s_block: int
+    s_token: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.blocks[0].dtype
+
+    def in_tables(self, p: Plan) -> Sources:
+        """The same for kernels that choose among no arguments."""
+        if self.at.others is None:
+            return self
+        at, to = _in_tables(p, self.blocks, self.gradients)
+        return self._replace(at=at, to=to)
+
+
+def sources_of(
+    p: Plan,
+    blocks: Sequence[Any],
+    gradients: Sequence[Slot | None] = (),
+    *,
+    stacked: bool,
+    in_tables: bool = False,
+) -> Sources:
+    """One slot [N, ..., D], or N slots [..., D], copied where rows do not lie at one stride, the same for all blocks.
+
+    `in_tables`: kernels choose among no arguments.
+    """
+    if stacked:
+        followed_blocks = [followed(p, blocks[0], 1)]
+    else:
+        strides = {row_stride(block) for block in blocks}
+        alike = len(strides) == 1 and None not in strides
+        followed_blocks = [block if alike else p.contiguous(block) for block in blocks]
+    few = 1 < len(blocks) <= _MAX_ARGUMENTS and p.chip.kind == "cuda" and not in_tables and _has_tuples()
+    if few:
+        at, to = _as_arguments(followed_blocks), _as_arguments(gradients)
+    else:
+        at, to = _in_tables(p, followed_blocks, gradients)
+    first, of_block = followed_blocks[0], int(stacked)
+    shape = first.shape[of_block:]
+    return Sources(
+        blocks=followed_blocks,
+        stacked=stacked,
+        gradients=gradients,
+        at=at,
+        to=to,
+        n_blocks=first.shape[0] if stacked else len(blocks),
+        n_tokens=prod(shape[:-1]),
+        width=shape[-1],
+        s_block=first.strides[0] if stacked else 0,
+        s_token=row_stride(first, of_block),
+    )
+
+
+def sources_with_prefix(
+    p: Plan, call: Forward | Backward, gradients: Sequence[Slot | None] = ()
+) -> tuple[Sources, Slot | None]:
+    """The blocks of a call and its prefix. Where there is no block to read, the prefix is in their place too."""
+    prefix: Any = None if call.prefix is None else followed(p, call.prefix)
+    if prefix is not None and not (call.blocks and call.blocks[0].numel()):
+        return sources_of(p, [prefix], gradients, stacked=False), prefix
+    return sources_of(p, call.blocks, gradients, stacked=call.stacked), prefix
+
+
+def row_stride(rows: Any, from_dimension: int = 0) -> Any:
+    """Elements from one row of a slot to the next; None where rows do not follow one another at one stride.
+
+    `from_dimension`: of the slot's first entry along the dimensions before.
+    """
+    layout = layout_of(rows.shape[from_dimension:], [rows.strides[from_dimension:]])
+    return layout.strides[0][1] if layout is not None and layout.n_outer == 1 else None
+
+
+def followed(p: Plan, rows: Any, from_dimension: int = 0) -> Any:
+    """The slot, copied if its rows do not lie at one stride; None for None."""
+    return rows if rows is None or row_stride(rows, from_dimension) is not None else p.contiguous(rows)
+
+
+def stride_of(rows: Any) -> int:
+    """`row_stride` of a slot that is `followed`; 0 for None."""
+    return 0 if rows is None else row_stride(rows)
+
+
+def whole_rows(p: Plan, shape: Shape) -> Tiling | None:
+    """The tiling of a launch that takes whole rows, decided in the plan under the shape's name; None where none fit."""
+    chosen = choose(shape, p.chip)
+    tiling = None if chosen is None else p.choose(str(shape), chosen, smaller)
+    return tiling if tiling is not None and tiling.has_whole_rows else None
+
+
+def choose(shape: Shape, chip: Device) -> Tiling | None:
+    """The way and the blocks of a launch; None where it takes whole rows and none fit on chip.
+
+    Raises:
+        UnifiedBufferError: it takes blocks of columns, and not even the smallest fits.
+    """
+    return cuda.choose(shape, chip) if chip.kind == "cuda" else ascend.choose(shape, chip)
+
+
+def smaller(tiling: Any) -> Tiling | None:
+    """The next smaller tiling for a compiler that needs more memory on chip than was declared; None at the end.
+
+    The last one of a kernel for whole rows has fewer columns than a row: none fits, and other kernels are to take columns.
+    """
+    found: Any = cuda.smaller(tiling) if isinstance(tiling, CudaTiling) else ascend.smaller(tiling)
+    return None if found is None else found.because("the compiler refused a larger tile")
+
+
+def sources_on_chip(n_sources: int, chip: Device) -> int:
+    """`Shape.n_sources`: tilings for CUDA depend on it, up to a power of two, or an eighth of one."""
+    if chip.kind != "cuda":
+        return 0
+    step = max(1, power_of_two(max(1, n_sources)) // 8)
+    return ceil(n_sources / step) * step if n_sources > 8 else power_of_two(max(1, n_sources))
+
+
+def widest(*rows: Any) -> int:
+    """Bytes of an element of the slot with the largest elements, which a tile is sized for; None counts as none."""
+    return max(each.dtype.itemsize for each in rows if each is not None)
+
+
+@functools.lru_cache(maxsize=1)
+def _has_tuples() -> bool:
+    """Whether Triton takes tuples of pointers: from 3.4 on. A Triton installed under another name is assumed to."""
+    installed = version("triton")
+    return installed is None or tuple(map(int, installed.split(".")[:2])) >= (3, 4)
+
+
+def _as_arguments(tensors: Sequence[Slot | None]) -> Pointers:
+    """Pointers for a kernel that chooses among its arguments."""
+    first = next((tensor for tensor in tensors if tensor is not None), None)
+    if first is None:
+        return NOWHERE
+    present = [first if tensor is None else tensor for tensor in tensors]
+    padding = [first] * (power_of_two(len(tensors)) - len(tensors))
+    needed = sum(1 << i for i, tensor in enumerate(tensors) if tensor is not None)
+    return Pointers(present[0], None, aligned=True, others=(*present[1:], *padding), needed=needed)
+
+
+def _in_tables(p: Plan, sources: Sequence[Slot], gradients: Sequence[Slot | None]) -> tuple[Pointers, Pointers]:
+    """Pointers to sources and to their gradients; `NOWHERE` where no gradient is needed.
+
+    Both tables are one tensor, so that those of up to 8 tensors take one launch.
+    """
+    present = [gradient for gradient in gradients if gradient is not None]
+    if len(sources) == 1:
+        to = Pointers(present[0], None, aligned=False) if present and present[0].numel() else NOWHERE
+        return Pointers(sources[0], None, aligned=False), to
+    begin = _begin(len(sources))
+    length = begin + len(gradients) if present else len(sources)
+    table: Any = p.new(Empty((length + -length % _ENTRIES,), torch.int64))
+    p.torch(fill_table, table, [*sources], [*gradients], LaunchSpec.of(TableTiling(device=p.chip), {}), writes=[table])
+    aligned = p.chip.kind == "cuda" and p.aligned_lists  # memory that the plan makes is aligned
+    at = Pointers(Reached(sources), table, aligned)
+    if not present:
+        return at, NOWHERE
+    return at, Pointers(Reached(present), p.view(table, (table.shape[0] - begin,), (1,), begin), aligned)
+
+
+def _begin(n_sources: int) -> int:
+    """Where the gradients' table begins in both: Triton takes it to be aligned to 16 bytes."""
+    return n_sources + n_sources % 2
+
+
+def fill_table(table: Tensor, sources: Sequence[Tensor], gradients: Sequence[Tensor | None], spec: LaunchSpec) -> None:
+    """Writes the distances of sources from the first one, and of gradients from the first that is there.
+
+    Launches write them from their arguments. For a copy from the host the host would wait, and no graph could capture it.
+    """
+    itemsize = sources[0].dtype.itemsize
+    start = sources[0].data_ptr()
+    entries = [(each.data_ptr() - start) // itemsize for each in sources]
+    present = [gradient for gradient in gradients if gradient is not None]
+    if present:
+        start = present[0].data_ptr()
+        entries += [0] * (_begin(len(sources)) - len(sources))
+        entries += [_NO_GRADIENT if each is None else (each.data_ptr() - start) // itemsize for each in gradients]
+    entries += [0] * (-len(entries) % _ENTRIES)
+    kernels, _ = kernels_of(__name__)
+    for i in range(0, len(entries), _ENTRIES):
+        numbers = (i, *entries[i : i + _ENTRIES])
+        kernels.launch("kernels", "attn_res_table_kernel", spec, 1, (table,), numbers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableTiling:
+    """The launch that fills a table of offsets: one program."""
+
+    device: Device = field(repr=False)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        return {}
+
+    @property
+    def options(self) -> dict[str, int]:
+        return {"num_warps": 1} if self.device.kind == "cuda" else {}
