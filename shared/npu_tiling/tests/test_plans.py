@@ -85,7 +85,7 @@ class Recorded(Function):
 
 
 OPERATOR = Operator(LIBRARY, "scaled", Scaled, ["y", "z"], plan=scale, reference=reference)
-OPERATOR.autograd(lambda run, x, other, *options: apply(Recorded, run, x, *options))
+OPERATOR.autograd(lambda run, x, other, *options: apply(Recorded, run, x, *options), as_given=True)
 
 
 @pytest.fixture
@@ -177,6 +177,14 @@ def test_a_function_runs_with_gradients_and_for_each_result_that_is_asked_for(la
             assert torch.equal(y, 3 * x) and (z is None) is not twice
             assert torch.equal(torch.autograd.grad(y.sum(), x)[0], torch.full_like(x, 3.0))
     assert ways(launches)[-2:] == ["direct", "direct"]
+
+
+def test_a_recorded_call_makes_one_key(launches, monkeypatch):
+    x, made, key = torch.randn(4, 8, requires_grad=True), [], OPERATOR._key
+    monkeypatch.setattr(OPERATOR, "_key", lambda *arguments: made.append(key(*arguments)) or made[-1])
+    for calls in (1, 2, 3, 4):
+        assert torch.equal(call(x)[0], 2 * x)
+        assert len(made) == calls
 
 
 def test_a_profiler_and_another_chip_see_every_launch(launches):

@@ -73,6 +73,7 @@ class Operator:
         self._key, self._returned = self.signature.key, self.signature.returned
         self._n_tensors = len(self.signature.tensors)
         self._record: Callable[..., Any] = _record_nothing
+        self._as_given = False
         self._plans: dict[Hashable, Plan] = {}  # by key and chip
         self._functions: dict[Hashable, Callable[..., Any]] = {}  # by key
         self._approved: set[Hashable] = set()  # pairs of a check and the key of a call that passed it
@@ -86,21 +87,24 @@ class Operator:
             repeats=False,
         )
 
-    def autograd(self, record: Callable[..., Any]) -> None:
+    def autograd(self, record: Callable[..., Any], *, as_given: bool = False) -> None:
         """Set what runs where a tensor needs a gradient: mostly `apply` of a `Function`.
 
-        `record` takes `run`, the operator without its gradient, and the operator's arguments. It returns the results.
+        Args:
+            record: takes `run`, the operator without its gradient, and the operator's arguments; it returns the results.
+            as_given: it calls `run` with just these arguments, so that their key is made once.
         """
 
         def record_if_needed(run: Callable[..., Any], *arguments: Any) -> Any:
             return record(run, *arguments) if needs_gradient(arguments[: self._n_tensors]) else run(*arguments)
 
-        self._record = record
+        self._record, self._as_given = record, as_given
         self._library.autograd(self.signature.name, record_if_needed)
 
     def gradient(self) -> None:
         """Say that the operator computes a gradient: to differentiate it again is an error."""
         self._library.gradient(self.signature.name)
+        self._record = functools.partial(self._library.not_differentiable, self.signature.name)
 
     def again(self, check: Hashable, call: Any) -> Any:
         """The results, if an equal call has passed `check`; None: the caller has to check the arguments and call.
@@ -117,7 +121,7 @@ class Operator:
         except (AttributeError, TypeError):  # an argument of a wrong type: the check will say so
             return None
         if torch.is_grad_enabled() and needs_gradient(arguments[: self._n_tensors]):
-            return self._record(self.run, *arguments)
+            return self._record(self._without_gradient(key), *arguments)
         run = self._functions.get(key)
         results = None if run is None else run(*arguments)
         return self._by_steps(key, arguments, may_compile=True) if results is None else results
@@ -125,12 +129,14 @@ class Operator:
     def __call__(self, call: Any, check: Hashable = None) -> Any:
         """The results of a call. `check`: what the call has passed; `again` then accepts equal calls without it."""
         arguments = self.signature.arguments(call)
-        if not is_unobserved() or (check is None and torch.is_grad_enabled()):
-            return self._library(self.signature.name, *arguments)  # `run` makes the key
+        if not is_unobserved():
+            return self._library(self.signature.name, *arguments)
         key = self._key(*arguments)
         is_plain = key is not None and key[-1]
-        if not is_plain or torch.is_grad_enabled():
+        if not is_plain:
             results = self._library(self.signature.name, *arguments)
+        elif torch.is_grad_enabled() and needs_gradient(arguments[: self._n_tensors]):
+            results = self._record(self._without_gradient(key), *arguments)
         elif recording.active is not None or is_overridden():
             results = self._by_steps(key, arguments, may_compile=False)
         else:
@@ -173,6 +179,12 @@ class Operator:
                 slots[i] = plan.argument(each)
         plan.results = tuple(self._write(plan, type(call)(*slots)))
         return plan
+
+    def _without_gradient(self, key: Any) -> Callable[..., Any]:
+        """What `record` takes as `run`, for arguments with this key."""
+        if not self._as_given or recording.active is not None or is_overridden():
+            return self.run
+        return lambda *arguments: self._run(key, arguments)
 
     def _run(self, key: Any, arguments: Sequence[Any]) -> Any:
         """The results, from the function of the plan where there is one."""

@@ -580,7 +580,7 @@ class _Writer:
         made = [
             each.made if isinstance(each, Torch) else () if isinstance(each, Launch) else each.slot for each in plan.steps
         ]
-        self._dtypes = {slot.number: slot.dtype for slot in slots_in((plan.arguments, made))}
+        self._memory = {slot.number: slot for slot in slots_in((plan.arguments, made))}
 
     def function(self, calls: Iterator[Any]) -> Callable[..., Any]:
         """The function. `calls` gives a DirectCall and its watchers for each launch of the plan, in order."""
@@ -667,9 +667,13 @@ class _Writer:
     def _view(self, slot: Slot) -> str:
         shape, strides, start = map(self._name, (slot.shape, slot.strides, slot.start))
         base = own = f"t{slot.base}"
-        if self._dtypes[slot.base] != slot.dtype:
-            flat = "" if self._dtypes[slot.base].itemsize == slot.dtype.itemsize else ".view(-1)"  # as `_with_dtype`
-            base, own = f"(own := {base}{flat}.view({self._name(slot.dtype)}))", "own"
+        memory = self._memory[slot.base]
+        if memory.dtype != slot.dtype:
+            flat = "" if memory.dtype.itemsize == slot.dtype.itemsize else ".view(-1)"  # as `_with_dtype`
+            bits = f"{base}{flat}.view({self._name(slot.dtype)})"
+            if (memory.shape, memory.strides, 0) == (slot.shape, slot.strides, slot.start):
+                return bits
+            base, own = f"(own := {bits})", "own"
         first = f"{own}.storage_offset() + {start}" if slot.base < len(self._plan.arguments) else start
         return f"{base}.as_strided({shape}, {strides}, {first})"
 
