@@ -165,10 +165,11 @@ class Operator:
             chip: the chip to plan for; None: for plain PyTorch, where the operator has no reference.
             tiles: tilings by the name of their decision, which take the place of those that tables choose.
         """
-        return self._plan(call, chip, tiles or {}, fallback._replaced)
+        return self._plan(call, self._key(*self.signature.arguments(call)), chip, tiles or {}, fallback._replaced)
 
-    def _plan(self, call: Any, chip: Device | None, tiles: Mapping[str, Any], replaced: Mapping[Any, Any]) -> Plan:
-        key = self._key(*self.signature.arguments(call))
+    def _plan(
+        self, call: Any, key: Any, chip: Device | None, tiles: Mapping[str, Any], replaced: Mapping[Any, Any]
+    ) -> Plan:
         plan = Plan(chip, tiles, replaced, device_of(call), is_aligned=key is not None and key[-2])
         slots: list[Any] = [*call]
         for i, each in enumerate(call[: self._n_tensors]):
@@ -203,10 +204,10 @@ class Operator:
         key = key or self._key(*arguments)  # no earlier: the reference needs none
         plan = self._plans.get((key, chip))
         if plan is None or plan.replaced is not fallback._replaced:  # a test may begin without refused tilings
-            plan = self.plan(call, chip)
+            plan = self._plan(call, key, chip, {}, fallback._replaced)
         tensors = [*flat(call[: self._n_tensors])]
         with _without_autocast(plan):
-            results, plan = run_plan(plan, tensors, functools.partial(self._plan, call, chip, {}))
+            results, plan = run_plan(plan, tensors, functools.partial(self._plan, call, key, chip, {}))
         if key is not None and plan.replaced is fallback._replaced:  # else it is an explanation's, with refused tilings
             self._keep(key, chip, plan)
             if may_compile and key[-2] and key not in self._functions and len(plan.steps) <= _MOST_STEPS:
