@@ -12,7 +12,8 @@ from .. import sharding
 from ..checks import as_blocks, check_merge, check_phase1
 from ..records import AttnResResult, Phase1Result
 from ..reference import scaled_query
-from .operator import MERGE, PHASE1, Merge, Phase1
+from .operator import MERGE, PHASE1
+from .records import Merge, Phase1
 
 
 def attn_res_phase1(

@@ -21,7 +21,7 @@ from ..records import Forward
 from ..shape import Shape, Task
 from ..sources import followed, row_stride, sources_of, stride_of, whole_rows, widest
 from .kernels import attn_res_layers_kernel, attn_res_merge_backward_kernel, attn_res_merge_kernel
-from .operator import Merge, MergeBackward, Phase1, Phase1Backward, compute_merge, compute_merge_backward_of_h
+from .records import Merge, MergeBackward, Phase1, Phase1Backward, compute_merge, compute_merge_backward_of_h
 
 
 def phase1(p: Plan, call: Phase1) -> tuple[Any, ...]:
