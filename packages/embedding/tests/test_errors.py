@@ -102,13 +102,19 @@ def test_wrong_padding_row_of_a_parallel_table():
 
 def test_missing_triton_names_the_command(monkeypatch):
     """Triton is looked for at the first launch, and where it is missing the error is what to type."""
+    from npu_embedding import lookup
+    from npu_embedding.lookup.operator import FORWARD
     from npu_tiling import soc, use_device
     from npu_tiling.launching import kernels
 
-    pages = ("npu_tiling.device", "npu_embedding.lookup.", "npu_embedding.formula")
+    pages = ("npu_tiling.device", "npu_embedding.lookup.ascend", "npu_embedding.lookup.cuda", "npu_embedding.formula")
     for name in [name for name in sys.modules if name.split(".")[0] == "triton" or name.startswith(pages)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "triton", None)
-    kernels.kernels_of.cache_clear()  # none loaded yet
+    for page in ("ascend", "ascend_sort", "cuda", "cuda_sort"):
+        monkeypatch.delattr(lookup, page, raising=False)
+    monkeypatch.setattr(FORWARD, "_plans", {})
+    for cached in (kernels.kernels_of, kernels._of_package):  # none loaded yet
+        cached.cache_clear()
     with use_device(soc("Ascend910B4"), emulated=True), pytest.raises(MissingTritonError, match=r"npu-embedding\[npu\]"):
         embedding(INDICES, WEIGHT)

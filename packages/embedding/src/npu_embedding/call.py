@@ -12,7 +12,7 @@ import torch
 from npu_tiling import device_for
 from npu_tiling.calls import Empty, Size
 from npu_tiling.pytorch import arguments
-from npu_tiling.pytorch.autograd import can_bypass_dispatcher
+from npu_tiling.pytorch.autograd import all_plain, is_unobserved
 from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
 
@@ -337,7 +337,7 @@ def check_inside(indices: Tensor, n_total: int, base: Tensor | None = None) -> N
 
     Operators check again, under transforms and modes too; they are given indices in another shape.
     """
-    if can_bypass_dispatcher((indices, base)) and device_for(indices.device) is None:
+    if is_unobserved() and not indices.is_meta and device_for(indices.device) is None and all_plain((indices, base)):
         check_indices(indices, n_total, base=base)
 
 

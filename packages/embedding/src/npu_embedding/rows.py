@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -17,7 +18,6 @@ from npu_tiling import Block, Device, Tile, fit, footprint, persistent_grid
 from npu_tiling.budget.arithmetic import equal_blocks, power_of_two
 from npu_tiling.calls import Empty
 from npu_tiling.plans import Plan, Slot
-from torch import Tensor
 
 FLOAT, INT8, INT32, INT64 = torch.float32, torch.int8, torch.int32, torch.int64  # pages of kernels import no torch
 NAN_BITS = {torch.float32: 0x7FC00000, torch.bfloat16: 0x7FC0, torch.float16: 0x7E00}
@@ -49,12 +49,8 @@ def fill(p: Plan, slot: Slot, value: float) -> Slot:
 
 def sorted_numbers(p: Plan, numbers: Slot) -> tuple[Slot, Slot]:
     """Adds torch.sort: numbers [n] in ascending order, and where each stood; equal ones keep their order."""
-    values, order = p.torch(_sort, numbers, makes=(Empty(numbers.shape, numbers.dtype), Empty(numbers.shape, INT64)))
-    return values, order
-
-
-def _sort(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    values, order = torch.sort(numbers, stable=True)
+    made = [Empty(numbers.shape, dtype) for dtype in (numbers.dtype, INT64)]
+    values, order = p.torch(partial(torch.sort, stable=True), numbers, makes=made)
     return values, order
 
 

@@ -162,8 +162,18 @@ def by_all(
     first, last = rows
     arguments.shape("weight", weight, (last - first, weight.shape[1]))
     name = group or dist.distributed_c10d._get_default_group().group_name
+    call = ByAll(
+        indices=indices,
+        weight=weight,
+        padding_idx=padding_idx,
+        scale_grad_by_freq=scale_grad_by_freq,
+        first_row=first,
+        n_total=total,
+        group=name,
+        ranks=ranks,
+    )
     found: Tensor
-    found, _ = BY_ALL(ByAll(indices, weight, padding_idx, scale_grad_by_freq, first, total, name, ranks))
+    found, _ = BY_ALL(call)
     return found
 
 
@@ -290,8 +300,7 @@ class _ByAll(Function):
         ctx.save_for_backward(of_all)
         ctx.mark_non_differentiable(of_all)
         ctx.set_materialize_grads(False)
-        padding_idx, scale_grad_by_freq, first_row, _, *group = options
-        ctx.options = (weight.shape[0], padding_idx, scale_grad_by_freq, first_row, *group)
+        ctx.call, ctx.n_rows = ByAll(None, None, *options), weight.shape[0]  # the call's tensors are saved
         ctx.of_rows = rows.shape, rows.dtype
         return rows, of_all
 
@@ -301,9 +310,10 @@ class _ByAll(Function):
         if dy is None:  # other ranks wait for this one's
             shape, dtype = ctx.of_rows
             dy = of_all.new_zeros(shape, dtype=dtype)
-        dweight = BY_ALL_BACKWARD(ByAllBackward(dy, of_all, *ctx.options))
+        shared = {name: getattr(ctx.call, name) for name in ByAll._fields if name in ByAllBackward._fields}
+        dweight = BY_ALL_BACKWARD(ByAllBackward(dy=dy, of_all=of_all, n_rows=ctx.n_rows, **shared))
         return None, None, dweight, *[None] * 6
 
 
-BY_ALL.autograd(partial(apply, _ByAll))
+BY_ALL.autograd(partial(apply, _ByAll), as_given=True)
 BY_ALL_BACKWARD.gradient()

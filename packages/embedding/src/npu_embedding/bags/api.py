@@ -23,7 +23,6 @@ from .. import reference
 from ..call import (
     NO_ID,
     NO_ROW,
-    Backward,
     Bags,
     Forward,
     Renormalise,
@@ -94,7 +93,8 @@ def embedding_bag(
         raise TypeError("weight or indices is a DTensor and must be a plain tensor.")
     dtype = check_table(indices, weight, row_scales, dtype)
     padding = padding_row(padding_idx, len(weight))
-    max_norm = arguments.number("max_norm", max_norm, least=0, finite=False, or_none=True)
+    if max_norm is not None:
+        max_norm = arguments.number("max_norm", max_norm, least=0, finite=False, or_none=True)
     norm_type = arguments.number("norm_type", norm_type, finite=False)
     arguments.flags(scale_grad_by_freq=scale_grad_by_freq, sparse=sparse, include_last_offset=include_last_offset)
     check_mode(mode)
@@ -103,69 +103,63 @@ def embedding_bag(
     base = None if table_offsets is None else _table_offsets(table_offsets, indices, offsets)
     if offsets is None:
         check_inside(indices, len(weight), base)
-    flat = indices.reshape(-1)
     if max_norm is not None:
         if row_scales is not None:
             raise ValueError(f"max_norm is {max_norm} and must be None where row_scales is given: such a table is frozen.")
-        ids = flat if base is None else (flat.view(-1, base.numel()) + base).view(-1)
+        ids = indices if base is None else indices + base
         RENORMALISE(Renormalise(ids, weight.detach(), max_norm, norm_type, 0, len(weight)))
     if mode == "concat":
-        call = Forward(
-            indices if base is None else indices + base, weight, padding, scale_grad_by_freq, sparse, 0, len(weight)
-        )
-        rows: Tensor = FORWARD(call) if row_scales is None else computed_rows(call, row_scales, 1.0, None, dtype)
+        ids = indices if base is None else indices + base
+        look_up = Forward(ids, weight, padding, scale_grad_by_freq, sparse, first_row=0, n_total=len(weight))
+        rows: Tensor = FORWARD(look_up) if row_scales is None else computed_rows(look_up, row_scales, 1.0, None, dtype)
         return rows.flatten(-2)
-    out = BAGS(
-        Bags(
-            indices=flat,
-            offsets=offsets,
-            base=base,
-            sample_weights=None if per_sample_weights is None else per_sample_weights.reshape(-1),
-            weight=weight,
-            row_scales=row_scales,
-            n_bags=n_bags,
-            mean=mode == "mean",
-            factor=1.0,
-            eps=None,
-            left_out=NO_ID if padding == NO_ROW else padding,
-            dtype=dtype,
-            padding_idx=padding,
-            scale_grad_by_freq=scale_grad_by_freq,
-            sparse=sparse,
-            first_row=0,
-            n_total=len(weight),
-        )
+    call = Bags(
+        indices=indices.reshape(-1),
+        offsets=offsets,
+        base=base,
+        sample_weights=None if per_sample_weights is None else per_sample_weights.reshape(-1),
+        weight=weight,
+        row_scales=row_scales,
+        n_bags=n_bags,
+        mean=mode == "mean",
+        factor=1.0,
+        eps=None,
+        left_out=NO_ID if padding == NO_ROW else padding,
+        dtype=dtype,
+        padding_idx=padding,
+        scale_grad_by_freq=scale_grad_by_freq,
+        sparse=sparse,
+        first_row=0,
+        n_total=len(weight),
     )
-    found: Tensor = out if offsets is not None else out.view(*indices.shape[:-1], weight.shape[1])
-    return found
+    out: Tensor = BAGS(call)
+    return out if offsets is not None else out.view(*indices.shape[:-1], weight.shape[1])
 
 
 def computed_rows(call: Forward, row_scales: Tensor | None, factor: float, eps: float | None, dtype: torch.dtype) -> Tensor:
     """[..., D]: rows, decoded, times a factor, normalised: bags of one id each, of which none is left out."""
-    flat = call.indices.reshape(-1)
-    out = BAGS(
-        Bags(
-            indices=flat,
-            offsets=None,
-            base=None,
-            sample_weights=None,
-            weight=call.weight,
-            row_scales=row_scales,
-            n_bags=flat.numel(),
-            mean=False,
-            factor=factor,
-            eps=eps,
-            left_out=NO_ID,
-            dtype=dtype,
-            padding_idx=call.padding_idx,
-            scale_grad_by_freq=call.scale_grad_by_freq,
-            sparse=call.sparse,
-            first_row=call.first_row,
-            n_total=call.n_total,
-        )
+    indices = call.indices.reshape(-1)
+    bags_of_one = Bags(
+        indices=indices,
+        offsets=None,
+        base=None,
+        sample_weights=None,
+        weight=call.weight,
+        row_scales=row_scales,
+        n_bags=indices.numel(),
+        mean=False,
+        factor=factor,
+        eps=eps,
+        left_out=NO_ID,
+        dtype=dtype,
+        padding_idx=call.padding_idx,
+        scale_grad_by_freq=call.scale_grad_by_freq,
+        sparse=call.sparse,
+        first_row=call.first_row,
+        n_total=call.n_total,
     )
-    found: Tensor = out.view(*call.indices.shape, call.weight.shape[1])
-    return found
+    out: Tensor = BAGS(bags_of_one)
+    return out.view(*call.indices.shape, call.weight.shape[1])
 
 
 class EmbeddingBag(nn.EmbeddingBag):
@@ -212,7 +206,6 @@ def check_mode(mode: str) -> None:
 
 def _check_bags(indices: Tensor, offsets: Tensor | None, include_last_offset: bool, mode: str) -> int:
     """How many bags."""
-    arguments.tensor("offsets", offsets, or_none=True)
     if offsets is None:
         if indices.dim() < 2:
             shape = tuple(indices.shape)
@@ -220,6 +213,7 @@ def _check_bags(indices: Tensor, offsets: Tensor | None, include_last_offset: bo
         if include_last_offset:
             raise ValueError("include_last_offset is True and must be False where offsets is None.")
         return math.prod(indices.shape[:-1])
+    arguments.tensor("offsets", offsets, or_none=True)
     if indices.dim() != 1:
         raise ValueError(f"indices has shape {tuple(indices.shape)} and must have one dimension where offsets is given.")
     arguments.dtype("offsets", offsets, torch.int32, torch.int64)
@@ -275,7 +269,11 @@ def bags(p: Plan, call: Bags) -> tuple[Slot]:
     else:  # decoding of e4m3 takes more tiles of the Unified Buffer than all else
         by_row = label == "e4m3" or (call.offsets is not None and not norm)
         choose = ascend.bags_launch if by_row else ascend.bag_tiles_launch
-    tiling = choose(RowShape(width=width, itemsize=call.dtype.itemsize, device=p.chip))
+    flags: dict[str, Any] = {"FORMAT": label, "MEAN": call.mean, "NORM": norm}
+    if not on_cuda:
+        flags["SINGLE"] = n == call.n_bags
+    shape = RowShape(width=width, itemsize=call.dtype.itemsize, device=p.chip)
+    tiling = choose(shape)
     if norm and tiling.column_blocks > 1:
         (rows,) = bags(p, call._replace(eps=None, dtype=torch.float32))
         p.torch(_normalise, out, rows, call.indices, call.first_row, n_rows, call.eps, writes=[out])
@@ -284,9 +282,6 @@ def bags(p: Plan, call: Bags) -> tuple[Slot]:
         weight = fill(p, p.new(Empty((1, width), weight.dtype)), 0)
         steps = None if steps is None else fill(p, p.new(Empty((1,), steps.dtype)), 0)
     weight = dense_rows(p, weight)
-    flags: dict[str, Any] = {"FORMAT": label, "MEAN": call.mean, "NORM": norm}
-    if not on_cuda:
-        flags["SINGLE"] = n == call.n_bags
     tiling = p.choose("embedding bags", tiling, smaller, flags)
     p.launch(
         (cuda if on_cuda else ascend).sum_bags_kernel,
@@ -317,7 +312,8 @@ def spread(p: Plan, call: Spread) -> tuple[Slot | None, Slot | None]:
         choose = cuda.norm_launch if norm else cuda.bags_launch
     else:
         page, choose = ascend, ascend.spread_tiles_launch if norm else ascend.spread_launch
-    tiling = choose(RowShape(width=width, itemsize=call.dy.dtype.itemsize, device=p.chip))
+    shape = RowShape(width=width, itemsize=call.dy.dtype.itemsize, device=p.chip)
+    tiling = choose(shape)
     if norm and tiling.column_blocks > 1:
         (x,) = bags(p, _forward_of(call))
         p.torch(_normalise_backward, dx, x, call.dy, call.eps, call.factor, writes=[dx])
@@ -366,26 +362,9 @@ def _sizes(call: Bags | Spread, n_rows: int) -> dict[str, Any]:
 
 def _forward_of(call: Spread) -> Bags:
     """The record of the rows in fp32, before they are normalised. An id outside the table at hand names zeros."""
-    weight: Any = call.weight
-    return Bags(
-        indices=call.indices,
-        offsets=call.offsets,
-        base=call.base,
-        sample_weights=call.sample_weights,
-        weight=weight,
-        row_scales=None,
-        n_bags=call.n_bags,
-        mean=call.mean,
-        factor=call.factor,
-        eps=None,
-        left_out=call.left_out,
-        dtype=torch.float32,
-        padding_idx=NO_ROW,
-        scale_grad_by_freq=False,
-        sparse=False,
-        first_row=call.first_row,
-        n_total=_EVERY_ID,
-    )
+    shared: dict[str, Any] = {name: getattr(call, name) for name in Bags._fields if name in Spread._fields}
+    options = {"eps": None, "dtype": torch.float32, "row_scales": None, "n_total": _EVERY_ID}
+    return Bags(**(shared | options), padding_idx=NO_ROW, scale_grad_by_freq=False, sparse=False)
 
 
 def _normalise(out: Tensor, rows: Tensor, indices: Tensor, first_row: int, n_rows: int, eps: float) -> None:
@@ -452,8 +431,7 @@ class _Bags(Function):
                 )
                 dsample = dsample.to(sample_weights.dtype) if asks_weights else None
             if asks_rows:
-                of_table = (ctx.n_rows, call.padding_idx, call.scale_grad_by_freq, call.sparse, call.first_row)
-                dweight = gradient_of_table(Backward(dx, ids, *of_table))
+                dweight = gradient_of_table(call, dx, ids, ctx.n_rows)
         return None, None, None, None, dsample, dweight, None, None
 
 
@@ -461,5 +439,5 @@ def _record(run: Any, *arguments: Any) -> Any:
     return apply(_Bags, run, *arguments[:6], arguments[6:])
 
 
-BAGS.autograd(_record)
+BAGS.autograd(_record, as_given=True)
 SPREAD.gradient()

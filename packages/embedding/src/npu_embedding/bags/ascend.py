@@ -119,19 +119,15 @@ def sum_bags_kernel(
                 p_tile = p_out + i_bag * N + (o_m[:, None] * N + o_col[None, :])
                 tl.store(p_tile, b_sum.to(p_out.dtype.element_ty), mask=(o_m < n_left)[:, None])
             for i in tl.range(i_bag, i_bag + n_alone):
-                # fmt: off
                 sum_bag(
                     p_index, p_offsets, p_base, p_sample, p_weight, p_steps, p_out, i, n, n_offsets, n_each, n_base,
                     first_row, stop_row, n_total, i_padding, s_weight, factor, eps, o_col, N, BLOCK_N, FORMAT, MEAN, NORM,
-                )
-                # fmt: on
+                )  # fmt: skip
         else:
-            # fmt: off
             sum_bag(
                 p_index, p_offsets, p_base, p_sample, p_weight, p_steps, p_out, i_bag, n, n_offsets, n_each, n_base,
                 first_row, stop_row, n_total, i_padding, s_weight, factor, eps, o_col, N, BLOCK_N, FORMAT, MEAN, NORM,
-            )
-            # fmt: on
+            )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["n", "n_bags", "n_offsets", "n_each", "n_base", "first_row", "stop_row", "i_padding"])
@@ -186,21 +182,17 @@ def spread_bags_kernel(
                 b_dx = normalise_backward(b_x * factor, b_dy.to(tl.float32) * factor, eps, N)
                 tl.store(p_dx + i_bag * N + (o_m[:, None] * N + o_col[None, :]), b_dx.to(p_dx.dtype.element_ty), mask=m_tile)
             for i in tl.range(i_bag, i_bag + n_alone):
-                # fmt: off
                 spread_bag(
                     p_dy, p_index, p_offsets, p_base, p_sample, p_weight, p_dx, p_dsample, i, n, n_bags, n_offsets, n_each,
                     n_base, first_row, stop_row, i_padding, s_dy, s_weight, factor, eps, i_block, o_col,
                     N, BLOCK_N, MEAN, NORM,
-                )
-                # fmt: on
+                )  # fmt: skip
         else:
-            # fmt: off
             spread_bag(
                 p_dy, p_index, p_offsets, p_base, p_sample, p_weight, p_dx, p_dsample, i_bag, n, n_bags, n_offsets, n_each,
                 n_base, first_row, stop_row, i_padding, s_dy, s_weight, factor, eps, i_block, o_col,
                 N, BLOCK_N, MEAN, NORM,
-            )
-            # fmt: on
+            )  # fmt: skip
 
 
 def bags_launch(shape: RowShape) -> RowLaunch:

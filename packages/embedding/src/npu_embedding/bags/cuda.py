@@ -193,13 +193,11 @@ def sum_bags_kernel(
     n_blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     for i_task in tl.range(tl.program_id(0), n_bags * n_blocks, tl.num_programs(0)):
         o_col = i_task % n_blocks * BLOCK_N + tl.arange(0, BLOCK_N)
-        # fmt: off
         sum_bag(
             p_index, p_offsets, p_base, p_sample, p_weight, p_steps, p_out, tl.cast(i_task // n_blocks, tl.int64), n,
             n_offsets, n_each, n_base, first_row, stop_row, n_total, i_padding, s_weight, factor, eps, o_col,
             N, BLOCK_N, FORMAT, MEAN, NORM,
-        )
-        # fmt: on
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["n", "n_bags", "n_offsets", "n_each", "n_base", "first_row", "stop_row", "i_padding"])
@@ -214,13 +212,11 @@ def spread_bags_kernel(
     for i_task in tl.range(tl.program_id(0), n_bags * n_blocks, tl.num_programs(0)):
         i_block = i_task % n_blocks
         o_col = i_block * BLOCK_N + tl.arange(0, BLOCK_N)
-        # fmt: off
         spread_bag(
             p_dy, p_index, p_offsets, p_base, p_sample, p_weight, p_dx, p_dsample, tl.cast(i_task // n_blocks, tl.int64), n,
             n_bags, n_offsets, n_each, n_base, first_row, stop_row, i_padding, s_dy, s_weight, factor, eps, i_block, o_col,
             N, BLOCK_N, MEAN, NORM,
-        )
-        # fmt: on
+        )  # fmt: skip
 
 
 def bags_launch(shape: RowShape) -> Launch:

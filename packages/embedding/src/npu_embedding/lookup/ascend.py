@@ -72,20 +72,11 @@ def copy_rows(
 
 @triton.jit(do_not_specialize=["n", "first_row", "stop_row", "n_total"])
 def gather_rows_kernel(
-    p_index,
-    p_weight,
-    p_out,
-    n,
-    first_row,
-    stop_row,
-    n_total,
-    s_weight,
-    N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    p_index, p_weight, p_out, n, first_row, stop_row, n_total, s_weight,
+    N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     GATHER: tl.constexpr,  # whether a tile whose indices are all in the table moves at once; else rows move one by one
     NAN: tl.constexpr,  # the bits of a NaN
-):
+):  # fmt: skip
     """Copies the row of the table that each index names; -0.0 where another shard has it, NaN where no shard does."""
     # races: allow p_out: blocks of columns overlap at the row's end, where every program writes the same bits
     # lint: allow scalar-loop: indices that lie in the table are counted on scalars, before a tile of rows moves

@@ -33,19 +33,10 @@ from .cuda_sort import RULE_OF, SEARCHED, Sorted, load_keys, sorted_rows, sorted
 
 @triton.jit(do_not_specialize=["n", "first_row", "stop_row", "n_total"])
 def gather_rows_kernel(
-    p_index,
-    p_weight,
-    p_out,
-    n,
-    first_row,
-    stop_row,
-    n_total,
-    s_weight,
-    N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    p_index, p_weight, p_out, n, first_row, stop_row, n_total, s_weight,
+    N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     NAN: tl.constexpr,  # the bits of a NaN
-):
+):  # fmt: skip
     """Copies the row of the table that each index names; -0.0 where another shard has it, NaN where no shard does.
 
     Programs that run together read blocks of columns of the same rows, which lie side by side in memory.
@@ -115,23 +106,9 @@ def summed_positions(p_sorted, i_first, i_stop, i_end, n_each):
 
 @triton.jit
 def sum_chunk(
-    p_dy,
-    p_order,
-    p_sorted,
-    p_dweight,
-    p_partials,
-    i_end,
-    i_chunk,
-    n_chunks,
-    n_part,
-    s_part,
-    s_dy,
-    o_col,
-    N: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    SCALE_BY_COUNT: tl.constexpr,
-    IN_PARTS: tl.constexpr,
-):
+    p_dy, p_order, p_sorted, p_dweight, p_partials, i_end, i_chunk, n_chunks, n_part, s_part, s_dy, o_col,
+    N: tl.constexpr, BLOCK_N: tl.constexpr, SCALE_BY_COUNT: tl.constexpr, IN_PARTS: tl.constexpr,
+):  # fmt: skip
     """The runs of one chunk, through one block of columns."""
     n_each = tl.cdiv(i_end, n_chunks)
     i_first = i_chunk * n_each
@@ -213,12 +190,10 @@ def sum_sorted_kernel(
         o_col = column_block(tl.program_id(0) % n_blocks, BLOCK_N)
         i_chunk = (tl.program_id(0) // n_blocks).to(tl.int64)
         i_end = tl.load(p_inside).to(tl.int64)
-        # fmt: off
         sum_chunk(
             p_dy, p_order, p_sorted, p_dweight, p_partials, i_end, i_chunk, n_chunks, n_part, s_part, s_dy, o_col,
             N, BLOCK_N, SCALE_BY_COUNT, IN_PARTS,
-        )
-        # fmt: on
+        )  # fmt: skip
     else:
         i_row = (tl.program_id(0) - n_sums).to(tl.int64) * ZERO_M
         o_m = tl.arange(0, ZERO_M)
@@ -289,26 +264,9 @@ def either(a, b):
 
 @triton.jit
 def sum_named(
-    p_dy,
-    p_index,
-    p_dweight,
-    n,
-    n_rows,
-    first_row,
-    i_padding,
-    n_part,
-    s_part,
-    s_dy,
-    i,
-    i_row,
-    n_equal,
-    o_col,
-    N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    SCALE_BY_COUNT: tl.constexpr,
-    IN_PARTS: tl.constexpr,
-):
+    p_dy, p_index, p_dweight, n, n_rows, first_row, i_padding, n_part, s_part, s_dy, i, i_row, n_equal, o_col,
+    N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, SCALE_BY_COUNT: tl.constexpr, IN_PARTS: tl.constexpr,
+):  # fmt: skip
     """Stores one block of columns of `i_row`: the sum of dy at the places from `i` on whose index names that row."""
     b_sum = tl.zeros([BLOCK_K, BLOCK_N], tl.float32)
     n_left = n_equal
@@ -365,12 +323,10 @@ def sum_searched_kernel(
         if (n_before == 0) & (i_row < n_rows):
             o_col = column_block(tl.program_id(0) % n_blocks, BLOCK_N)
             n_equal = tl.sum(m_equal.to(tl.int32), axis=0)
-            # fmt: off
             sum_named(
                 p_dy, p_index, p_dweight, n, n_rows, first_row, i_padding, n_part, s_part, s_dy, i, i_row, n_equal, o_col,
                 N, BLOCK_K, BLOCK_N, SCALE_BY_COUNT, IN_PARTS,
-            )
-            # fmt: on
+            )  # fmt: skip
     else:
         i_row = (tl.program_id(0) - n_sums).to(tl.int64) * ZERO_M
         b_place = b_row - i_row

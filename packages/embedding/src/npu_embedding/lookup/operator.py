@@ -20,7 +20,7 @@ from npu_tiling.pytorch.rows import layout_of
 from torch import Tensor
 
 from .. import reference
-from ..call import NO_ROW, Backward, Forward, Renormalise
+from ..call import NO_ROW, Backward, Bags, Forward, Renormalise
 from ..rows import NAN_BITS, Gradient, RowShape, Rule, as_bits, dense_rows, fill, smaller
 
 LIBRARY = OperatorLibrary("npu_embedding")
@@ -141,15 +141,25 @@ RENORMALISE = Operator(
 )
 
 
-def gradient_of_table(call: Backward) -> Tensor:
-    """dweight [V, D], a sparse tensor if the call asks for one: of a shard without rows it has no entries."""
-    dweight, rows = BACKWARD(call)
+def gradient_of_table(call: Forward | Bags, dy: Tensor, indices: Tensor, n_rows: int) -> Tensor:
+    """The gradient of a call's table, [n_rows, D], of dy [..., D] of indices [...]; a sparse tensor if the call says so."""
+    dweight, rows = BACKWARD(
+        Backward(
+            dy=dy,
+            indices=indices,
+            n_rows=n_rows,
+            padding_idx=call.padding_idx,
+            scale_grad_by_freq=call.scale_grad_by_freq,
+            sparse=call.sparse,
+            first_row=call.first_row,
+        )
+    )
     if not call.sparse:
         found: Tensor = dweight
         return found
-    if not call.n_rows:
+    if not n_rows:  # a shard without rows has no entries
         rows, dweight = rows[:0], dweight[:0]
-    shape = (call.n_rows, dweight.shape[-1])
+    shape = (n_rows, dweight.shape[-1])
     return torch.sparse_coo_tensor(rows.unsqueeze(0), dweight, shape, check_invariants=False)
 
 
@@ -157,17 +167,17 @@ class _Embedding(Function):
     @staticmethod
     def forward(ctx, run, indices, weight, *options):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(indices)
-        ctx.options = (weight.shape[0], *options[:-1])
+        ctx.call, ctx.n_rows = Forward(None, None, *options), weight.shape[0]  # the call's tensors are saved
         ctx.set_materialize_grads(False)
         return run(indices, weight, *options)
 
     @staticmethod
     def backward(ctx, dy):  # type: ignore[no-untyped-def]
         (indices,) = ctx.saved_tensors
-        dweight = None if dy is None else gradient_of_table(Backward(dy, indices, *ctx.options))
+        dweight = None if dy is None else gradient_of_table(ctx.call, dy, indices, ctx.n_rows)
         return None, None, dweight, None, None, None, None, None
 
 
-FORWARD.autograd(functools.partial(apply, _Embedding))
+FORWARD.autograd(functools.partial(apply, _Embedding), as_given=True)
 BACKWARD.gradient()
 RENORMALISE.autograd(lambda run, *arguments: run(*arguments))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import isqrt
 from typing import Any
 
@@ -15,7 +16,7 @@ from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor, nn
 
 from .. import reference
-from ..call import NO_ROW, Backward, NGram, numbers, signed
+from ..call import NO_ROW, Forward, NGram, numbers, signed
 from ..lookup.operator import LIBRARY, gradient_of_table
 from ..rows import NAN_BITS, RowShape, as_bits, dense_rows, fill, smaller
 
@@ -94,8 +95,21 @@ def ngram_embedding(
     fill = eos if fill is None else signed("fill", fill, 32)
     batches = ids.unsqueeze(0).flatten(0, -2)
     before = None if history is None else history.unsqueeze(0).flatten(0, -2)
-    call = NGram(batches, before, table, factors, lengths, firsts, eos, fill, mix == "sum", mode == "concat", sparse)
-    out, _ = NGRAM(call)
+    out, _ = NGRAM(
+        NGram(
+            ids=batches,
+            history=before,
+            table=table,
+            multipliers=factors,
+            sizes=lengths,
+            offsets=firsts,
+            eos=eos,
+            fill=fill,
+            add=mix == "sum",
+            concat=mode == "concat",
+            sparse=sparse,
+        )
+    )
     return out.view(*ids.shape, out.shape[-1])
 
 
@@ -192,8 +206,7 @@ class _NGram(Function):
         ctx.save_for_backward(rows)
         ctx.mark_non_differentiable(rows)
         ctx.set_materialize_grads(False)
-        *_, concat, sparse = options
-        ctx.options = (table.shape, concat, sparse)
+        ctx.call, ctx.shape = NGram(None, None, None, None, None, None, *options), table.shape
         return out, rows
 
     @staticmethod
@@ -201,22 +214,19 @@ class _NGram(Function):
         dtable = None
         if dy is not None:
             (rows,) = ctx.saved_tensors
-            (n_rows, width), concat, sparse = ctx.options
+            n_rows, width = ctx.shape
             # [H, B * T, D]: a head's part of dy, or all of it for each.
             heads, n = rows.shape[0], rows.shape[1] * rows.shape[2]
-            if concat:
+            if ctx.call.concat:
                 dy = dy.reshape(n, heads, width).transpose(0, 1)
             else:
                 dy = dy.reshape(n, width).expand(heads, n, width)
-            dtable = gradient_of_table(Backward(dy, rows.flatten(1), n_rows, NO_ROW, False, sparse, 0))
+            look_up = Forward(None, None, NO_ROW, False, ctx.call.sparse, first_row=0, n_total=n_rows)
+            dtable = gradient_of_table(look_up, dy, rows.flatten(1), n_rows)
         return None, None, None, dtable, *[None] * 8
 
 
-def _record(run: Any, *arguments: Any) -> Any:
-    return apply(_NGram, run, *arguments)
-
-
-NGRAM.autograd(_record)
+NGRAM.autograd(partial(apply, _NGram), as_given=True)
 
 
 class NGramEmbedding(nn.Module):
