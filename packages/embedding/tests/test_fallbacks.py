@@ -6,6 +6,7 @@ import pytest
 import torch
 from npu_embedding import EmbeddingBag, embedding
 from npu_embedding.bags.ascend import BAG_TILES, BAGS, SPREAD_TILES
+from npu_embedding.lookup.ascend import GATHER, SUMS
 from npu_embedding.ngram.ascend import NGRAM, NGRAM_SUM
 from npu_tiling import Kernels, UnifiedBufferError
 from npu_tiling.launching import fallback, launcher
@@ -65,6 +66,18 @@ def test_bags_of_whole_rows_become_bags_row_by_row(refuse, options):
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(found_gradient, gradient)
     assert BAGS in [getattr(launch, "kernel", None) for launch in ran]
+
+
+def test_rows_that_no_launch_has_whole_are_normalised_by_pytorch(refuse):
+    refuse(lambda launch: launch.constants.get("BLOCK_N", 0) == 64 and getattr(launch, "kernel", None) not in (GATHER, SUMS))
+    weight, ids = torch.randn(40, 64, requires_grad=True), torch.randint(0, 40, (9,))
+    expected = torch.nn.functional.rms_norm(weight[ids], (64,), eps=1e-3)
+    (gradient,) = torch.autograd.grad(expected.square().sum(), weight)
+    with npu_offline.emulate("Ascend910B4"):
+        found = embedding(ids, weight, rms_norm_eps=1e-3)
+        (found_gradient,) = torch.autograd.grad(found.square().sum(), weight)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found_gradient, gradient, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kernel", ["sort_runs_kernel", "merge_runs_kernel", "gather_rows_kernel"])

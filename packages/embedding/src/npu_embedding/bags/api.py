@@ -273,7 +273,7 @@ def bags(p: Plan, call: Bags) -> tuple[Slot]:
     if not on_cuda:
         flags["SINGLE"] = n == call.n_bags
     shape = RowShape(width=width, itemsize=call.dtype.itemsize, device=p.chip)
-    tiling = choose(shape)
+    tiling = p.choose("embedding bags", choose(shape), smaller, flags)
     if norm and tiling.column_blocks > 1:
         (rows,) = bags(p, call._replace(eps=None, dtype=torch.float32))
         p.torch(_normalise, out, rows, call.indices, call.first_row, n_rows, call.eps, writes=[out])
@@ -282,7 +282,6 @@ def bags(p: Plan, call: Bags) -> tuple[Slot]:
         weight = fill(p, p.new(Empty((1, width), weight.dtype)), 0)
         steps = None if steps is None else fill(p, p.new(Empty((1,), steps.dtype)), 0)
     weight = dense_rows(p, weight)
-    tiling = p.choose("embedding bags", tiling, smaller, flags)
     p.launch(
         (cuda if on_cuda else ascend).sum_bags_kernel,
         "embedding bags",
@@ -313,13 +312,12 @@ def spread(p: Plan, call: Spread) -> tuple[Slot | None, Slot | None]:
     else:
         page, choose = ascend, ascend.spread_tiles_launch if norm else ascend.spread_launch
     shape = RowShape(width=width, itemsize=call.dy.dtype.itemsize, device=p.chip)
-    tiling = choose(shape)
+    tiling = p.choose("embedding bags backward", choose(shape), smaller, {"MEAN": call.mean, "NORM": norm})
     if norm and tiling.column_blocks > 1:
         (x,) = bags(p, _forward_of(call))
         p.torch(_normalise_backward, dx, x, call.dy, call.eps, call.factor, writes=[dx])
         return dx, None
     dy, weight = dense_rows(p, call.dy), dense_rows(p, call.weight)
-    tiling = p.choose("embedding bags backward", tiling, smaller, {"MEAN": call.mean, "NORM": norm})
     parts = p.new(None if wanted["dsample"] is None else Empty((tiling.column_blocks, n), torch.float32))
     p.launch(
         page.spread_bags_kernel,
