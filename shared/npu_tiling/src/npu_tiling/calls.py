@@ -108,7 +108,8 @@ class Signature:
         self.name, self.fixed, self._record = name, dict(fixed or {}), record
         hints = get_type_hints(record, include_extras=True)
         self._shared = {field: kind for field, kind in hints.items() if hasattr(kind, "_fields")}
-        kinds, places = {}, []
+        kinds: dict[str, Any] = {}
+        places = []
         for field, kind in hints.items():
             own = get_type_hints(kind, include_extras=True) if field in self._shared else {field: kind}
             kinds |= {name: each for name, each in own.items() if name not in self.fixed}

@@ -420,7 +420,7 @@ def run_plan(
                 plan, i = _with_smaller_tiling(plan, step, i, error, again)
                 ends = plan.last_uses()
                 continue
-        elif type(step) is not Torch and step.slot.number in ends[i]:
+        elif isinstance(step, (New, View)) and step.slot.number in ends[i]:
             ends[i].remove(step.slot.number)  # no step uses it, and the memory of a view may be gone
         elif type(step) is New:
             slot = step.slot
