@@ -57,7 +57,6 @@ def make(n: int, rows: int, width: int, dtype=torch.float32, kind="uniform", see
 def take(way: Way, setattr: Callable[[object, str, object], None]) -> None:
     """From now on gradients on CUDA go one way, whatever the number of indices."""
     setattr(cuda_sort, "WAYS", [rule._replace(max_indices=inf, max_elements=inf) for rule in ALL_WAYS if rule.way is way])
-    operator.choose.cache_clear()
     for known in ("_plans", "_functions"):
         setattr(operator.BACKWARD, known, {})
 

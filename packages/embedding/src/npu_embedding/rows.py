@@ -206,7 +206,7 @@ def largest_tile(
 
 # A store of 32 KB is past the point where its length matters (16 KB reach 94 % of the bandwidth).
 TILE_BYTES = 32768
-# Rows of a tile, however narrow: few enough that a few thousand indices divide evenly over the cores.
+# Rows of a tile, however narrow: few enough that a few thousand indices divide evenly over the cores of an Ascend chip.
 _MAX_TILE_ROWS = 32
 
 
@@ -266,9 +266,9 @@ class Blocks(NamedTuple):
         divisor = min(shape.width & -shape.width, self.max_columns)
         return divisor if divisor >= 128 else min(power_of_two(shape.width), self.max_columns)
 
-    def rows(self, row_bytes: int, most: int = 32) -> int:
+    def rows(self, row_bytes: int) -> int:
         """Rows of a tile of all warps."""
-        return max(1, min(most, self.max_warps * self.warp_bytes // row_bytes))
+        return max(1, min(_MAX_TILE_ROWS, self.max_warps * self.warp_bytes // row_bytes))
 
     def launch(self, shape: RowShape, blocks: Mapping[str, int], *, per_program: int = 1, warps: int = 0) -> Launch:
         """A launch with these constants beside the width and the block's columns; `warps`: 0 stands for the most."""

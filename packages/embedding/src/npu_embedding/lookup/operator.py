@@ -6,7 +6,7 @@ accelerators, reference.py on a CPU. `renormalise_` is PyTorch everywhere.
 
 from __future__ import annotations
 
-import functools
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,7 +88,6 @@ def renormalise_(p: Plan, call: Renormalise) -> tuple[()]:
     return ()
 
 
-@functools.lru_cache(maxsize=4096)
 def choose(indices: int, rows: int, width: int, chip: Device) -> Rule:
     """The way to a gradient: the first rule of the chip's table that so many indices, rows of the table and columns match.
 
@@ -178,6 +177,6 @@ class _Embedding(Function):
         return None, None, dweight, None, None, None, None, None
 
 
-FORWARD.autograd(functools.partial(apply, _Embedding), as_given=True)
+FORWARD.autograd(partial(apply, _Embedding), as_given=True)
 BACKWARD.gradient()
 RENORMALISE.autograd(lambda run, *arguments: run(*arguments))
