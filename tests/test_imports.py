@@ -30,8 +30,8 @@ def lint(folder, sections):
 
 KERNEL = "import torch\n@triton.jit\ndef kernel(): ..."
 MODULES = {
-    "npu-one": ("module", "cpu", "operators", "launch", "reference", "tiling", "formula"),
-    "npu-other": ("cpu",),
+    "npu-one": ("module", "compute", "operators", "launch", "reference", "tiling", "formula"),
+    "npu-other": ("compute",),
     "npu-tiling": ("pytorch", "launching", "chips", "device/rounding", "errors"),
     "npu-offline": (
         "bounds/kernel",
