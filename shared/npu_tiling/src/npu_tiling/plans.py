@@ -508,7 +508,10 @@ def _with_smaller_tiling(
         raise refused.without_smaller(decision.name, tiling) from error
     warnings.warn(f"{decision.name}: {tiling} {refused.reason}; using {following} instead.", RuntimeWarning, stacklevel=2)
     fallback._replaced[decision.name, tiling] = following
-    after, first = again(fallback._replaced), decision.first_step
+    # An explanation's plan has tilings that it takes to be refused.
+    own = plan.replaced is fallback._replaced
+    after = again(fallback._replaced if own else {**fallback._replaced, **plan.replaced})
+    first = decision.first_step
     done = plan.steps[first:i]
     asked = [[step.asked for step in each.steps[:first]] for each in (plan, after)]
     assert asked[0] == asked[1], "steps before a decision do not depend on it"
