@@ -642,3 +642,9 @@ def test_steps_are_those_of_the_caller_of_a_module_that_says_so(monkeypatch):
 
 def test_steps_run_once():
     assert torch.equal(plans.run_once(lambda p, x: (helped(p, x),), None, torch.ones(3))[0], -torch.ones(3))
+
+
+def test_a_call_with_shared_options_is_traced():
+    x = torch.ones(2, 3)
+    compiled = torch.compile(lambda x: SUM(Summed(x, Shared(), 1)), fullgraph=True, backend="eager")
+    assert torch.equal(compiled(x), SUM(Summed(x, Shared(), 1)))
