@@ -4,12 +4,14 @@ import sys
 
 import npu_attn_res.operator
 import npu_embedding.lookup.operator
+import npu_fused_linear_cross_entropy.operator
 import npu_rms_norm.operator
 import npu_tiling
 import pytest
 import torch
 from npu_attn_res import attn_res, attn_res_bank
 from npu_embedding import embedding
+from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_distillation_loss, linear_log_probs
 from npu_rms_norm import rms_norm
 from npu_tiling.chips import detection
 from npu_tiling.launching.direct import DirectCall
@@ -37,6 +39,26 @@ CALLS = {
         lambda rows: attn_res_bank(torch.ones(rows, 9, 64), 8, torch.ones(rows, 64), WEIGHT, WEIGHT),
         (20, 9),
         (310, 32),
+    ),
+    "cross entropy": (
+        npu_fused_linear_cross_entropy.operator.FORWARD.forward,
+        lambda rows: fused_linear_cross_entropy(torch.ones(rows, 8), torch.ones(9, 8), torch.arange(rows)),
+        (14, 7),
+        (490, 31),
+    ),
+    "log_probs": (
+        npu_fused_linear_cross_entropy.operator.FORWARD.forward,
+        lambda rows: linear_log_probs(torch.ones(rows, 8), torch.ones(9, 8), torch.arange(rows)),
+        (14, 7),
+        (490, 31),
+    ),
+    "distillation": (
+        npu_fused_linear_cross_entropy.operator.DISTILLATION.forward,
+        lambda rows: linear_distillation_loss(
+            torch.ones(rows, 8), torch.ones(9, 8), teacher=(torch.ones(rows, 4), torch.ones(9, 4))
+        ),
+        (20, 9),
+        (430, 31),
     ),
 }
 

@@ -5,9 +5,9 @@ from unittest import mock
 
 import npu_tiling
 import torch
-from npu_fused_linear_cross_entropy.launch.chunk import KERNELS
 from npu_rms_norm import rms_norm
 from npu_tiling import Kernels
+from npu_tiling.launching.kernels import kernels_of
 from written import MarkWritten, marking
 
 H200 = npu_tiling.GPUS["H200"]
@@ -79,5 +79,6 @@ def test_what_a_launch_is_given_as_a_descriptor_is_marked():
     descriptor = SimpleNamespace(base=memory, block_shape=[4, 8])
     noted = Noted()
     with mock.patch.object(Kernels, "launch"), marking(noted):
-        KERNELS.launch("cuda.product", "cross_entropy_product_kernel", None, 1, (plain, None, descriptor), (4,))
+        kernels, module = kernels_of("npu_fused_linear_cross_entropy.loss.product")
+        kernels.launch(module, "cross_entropy_product_kernel", None, 1, (plain, None, descriptor), (4,))
     assert noted.has(memory) and not noted.has(plain)

@@ -9,9 +9,8 @@ from pathlib import Path
 import npu_offline
 import npu_tiling
 import pytest
-from npu_fused_linear_cross_entropy.ascend.tiling import AscendLaunch
-from npu_fused_linear_cross_entropy.both.tiling.chunks import ChunkKernel, ChunkShape
-from npu_fused_linear_cross_entropy.both.tiling.rows import RowKernel, row_launch
+from npu_fused_linear_cross_entropy.loss.rows import RowKernel, row_launch
+from npu_fused_linear_cross_entropy.tiling import AscendLaunch, ChunkKernel, ChunkShape
 from npu_offline.check import load_calls
 
 from testing.declared_bytes import FAMILIES, fits_everywhere, widest

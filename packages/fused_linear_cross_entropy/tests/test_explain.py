@@ -3,10 +3,11 @@
 import npu_tiling
 import pytest
 import torch
-from npu_fused_linear_cross_entropy import compute, explain, fused_linear_cross_entropy, linear_log_probs, matmul
-from npu_fused_linear_cross_entropy.calls import LossInputs
-from npu_fused_linear_cross_entropy.options import Options
-from npu_fused_linear_cross_entropy.tiling import Way
+from ascend_calls import planned_anew
+from npu_fused_linear_cross_entropy import explain, fused_linear_cross_entropy, linear_log_probs, matmul
+from npu_fused_linear_cross_entropy.call import Options
+from npu_fused_linear_cross_entropy.decide import Way
+from npu_fused_linear_cross_entropy.operator import FORWARD
 from npu_tiling.explaining.launches import explained
 from npu_tiling.explaining.operators import Product, Watch
 
@@ -65,16 +66,17 @@ def test_memory_is_what_the_operators_take(npu_place, way, monkeypatch):
     chip = npu_tiling.device_for(npu_place.torch)
     if chip is None or npu_place.torch.type != "cpu":
         pytest.skip("tensors are counted where no product takes memory of its own: on the emulated NPU, without products")
-    for name in ("product", "add_product"):
-        monkeypatch.setattr(matmul, name, lambda *_: None)
+    monkeypatch.setattr(matmul, "multiply", lambda *_, **__: None)
     options = {**SIZES, **CALLS[way]}
     bias = torch.zeros(options["vocabulary"], dtype=torch.bfloat16) if options.pop("bias", False) else None
     tokens, width, vocabulary = (options.pop(name) for name in SIZES)
     x, weight = (torch.zeros(count, width, dtype=torch.bfloat16) for count in (tokens, vocabulary))
     target = torch.zeros(tokens, dtype=torch.int64)
-    with Watch() as memory:
-        arguments = (*LossInputs(x, weight, target, bias), *Options(**options, vocab_size=vocabulary))
-        found = compute.forward(*arguments, False, True, True, bias is not None)
+    with planned_anew(), Watch() as memory:
+        tensors = (x, weight, target, bias, None, None, None, None)
+        found = FORWARD.forward.run(
+            *tensors, *Options(**options, vocab_size=vocabulary), False, True, True, bias is not None
+        )
     assert found[0].numel() == 1
     sizes = {"tokens": tokens, "width": width, "vocabulary": vocabulary, "bias": bias is not None}
     assert explain(**sizes, **options, chip=chip, backward=True).peak == pytest.approx(memory.peak, abs=64)
@@ -87,7 +89,7 @@ def test_a_call_of_any_size_is_explained_for_every_gpu():
     assert {product.dtype for product in found.products} == {"bf16"}
     text = explain(tokens=4096, width=4096, vocabulary=128256, chip="B200", reduction="none", backward=True).text
     assert "backward: " in text and "way            EXPONENTIALS" not in text.partition("backward: ")[2]
-    assert "1. cross_entropy_targets_kernel (npu_fused_linear_cross_entropy/both/" in text
+    assert "1. cross_entropy_targets_kernel (npu_fused_linear_cross_entropy/loss/" in text
 
 
 def test_lengths_of_chunks_are_explained_by_the_rows_that_fit():

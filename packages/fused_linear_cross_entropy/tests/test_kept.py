@@ -3,11 +3,9 @@
 import losses
 import pytest
 import torch
-from npu_fused_linear_cross_entropy import compute
-from npu_fused_linear_cross_entropy.calls import LossInputs
-from npu_fused_linear_cross_entropy.chunks import pitch
-from npu_fused_linear_cross_entropy.options import Options
-from npu_fused_linear_cross_entropy.splitting import MIB, Demand, split
+from npu_fused_linear_cross_entropy.call import Options
+from npu_fused_linear_cross_entropy.decide import MIB, Demand, pitch, split
+from npu_fused_linear_cross_entropy.operator import FORWARD
 from torch.utils.flop_counter import FlopCounterMode
 
 TOKENS, WIDTH, VOCABULARY = 96, 96, 2560
@@ -34,7 +32,7 @@ def products(device, tokens=TOKENS, width=WIDTH, dtype=torch.bfloat16, bias=Fals
     inputs = [tensor.to(device.torch) for tensor in (case.x, case.weight, case.target)]
     added = torch.zeros(VOCABULARY, device=device.torch) if bias else None
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        compute.forward(*LossInputs(*inputs, added), *given, False, *needs)
+        FORWARD.forward.run(*inputs, added, None, None, None, None, *given, False, *needs)
     return counter.get_total_flops() / (2 * tokens * width * VOCABULARY)
 
 

@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 from npu_fused_linear_cross_entropy import matmul
+from npu_tiling import device_for
+from npu_tiling.plans import Plan, run_once
 
 from testing.pairs import all_pairs
 
@@ -16,6 +18,10 @@ def strided(rows, columns, order, generator, dtype=torch.bfloat16):
     memory = torch.full((lines, length + 5), math.nan, dtype=dtype)[:, :length]
     memory = memory if order == "rows" else memory.t()
     return memory.copy_(values)
+
+
+def multiply(a, b, out, **options):
+    run_once(lambda p, *slots: matmul.multiply(p, *slots, **options), device_for(a.device), a, b, out)
 
 
 PRODUCTS = {
@@ -32,26 +38,29 @@ PRODUCTS = {
 
 @pytest.mark.parametrize(*all_pairs(**PRODUCTS))
 def test_parts_make_up_the_product(monkeypatch, shape, left, right, dtype, add, alpha):
-    monkeypatch.setattr(matmul, "_is_taken_apart", lambda a: True)
+    monkeypatch.setattr(matmul, "_is_taken_apart", lambda *_: True)
     generator = torch.Generator().manual_seed(0)
     m, k, n = shape
     a, b = strided(m, k, left, generator), strided(k, n, right, generator)
     before = strided(m, n, "rows", generator).to(dtype)
     out = before.clone() if add else torch.full_like(before, math.nan)
-    (matmul.add_product if add else matmul.product)(a, b, out, alpha)
+    multiply(a, b, out, adds=add, alpha=alpha)
     expected = alpha * (a.double() @ b.double()) + (before.double() if add else 0)
     rounding = 2 * torch.finfo(dtype).eps if dtype == torch.bfloat16 else 0.0
     torch.testing.assert_close(out.double(), expected, rtol=rounding, atol=rounding * 8)
 
 
-def test_only_what_is_contiguous_is_taken_apart(monkeypatch):
-    monkeypatch.setattr(matmul, "_is_taken_apart", lambda a: True)
+def test_only_what_is_contiguous_is_taken_apart():
     tokens, width, vocabulary = 1001, 1024, 2003
     x, weight = torch.empty(tokens, width), torch.empty(vocabulary, width)
     logits = torch.empty(tokens, 2016)[:, :vocabulary]
 
     def parts(*matrices):
-        return [(tuple(a.shape), tuple(b.shape), first) for a, b, _, first in matmul._parts(*matrices)]
+        a, b, out = map(Plan(None).argument, matrices)
+        found = matmul._parts(a, b, out, True)
+        return [
+            ((m.stop - m.start, k.stop - k.start), (k.stop - k.start, n.stop - n.start), first) for m, k, n, first in found
+        ]
 
     assert parts(x, weight.t(), logits) == [((1001, 1024), (1024, 2000), True), ((1001, 1024), (1024, 3), True)]
     assert parts(logits, weight, x) == [((1001, 3), (3, 1024), True), ((1001, 2000), (2000, 1024), False)]
@@ -67,9 +76,9 @@ def test_nothing_between_rows_is_read(dtype, one_thread):
     for terms in (5, 123, 1000, 1003):
         a, b = strided(64, terms, "rows", generator, dtype), strided(terms, 96, "rows", generator, dtype)
         out = torch.zeros(64, 96, dtype=dtype)
-        matmul.product(a, b, out)
+        multiply(a, b, out)
         assert torch.isfinite(out).all()
-        matmul.add_product(a, b, out)
+        multiply(a, b, out, adds=True)
         assert torch.isfinite(out).all()
 
 
@@ -87,11 +96,11 @@ def test_a_product_of_narrow_operands_can_be_fp32(device, dtype, native, monkeyp
     out = torch.full((70, 90), math.nan, device=device.torch)
     expected = 0.25 * (a.double() @ b.double())
     a, b = a.to(device.torch), b.to(device.torch)
-    matmul.product(a, b, out, 0.25)
+    multiply(a, b, out, alpha=0.25)
     assert torch.equal(out.cpu().double(), expected)
-    matmul.add_product(a, b, out)
+    multiply(a, b, out, adds=True)
     assert torch.equal(out.cpu().double(), 5 * expected)
-    matmul.product(a, b, out)
+    multiply(a, b, out)
     assert torch.equal(out.cpu().double(), 4 * expected)
 
 

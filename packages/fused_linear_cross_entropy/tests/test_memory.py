@@ -3,11 +3,11 @@
 import losses
 import pytest
 import torch
-from npu_fused_linear_cross_entropy import chunks, compute, fused_linear_cross_entropy, gradients, linear_log_probs
-from npu_fused_linear_cross_entropy.calls import LossInputs
-from npu_fused_linear_cross_entropy.options import Options
-from npu_fused_linear_cross_entropy.splitting import MIB, Demand, split
-from npu_tiling import Device, soc
+from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_log_probs
+from npu_fused_linear_cross_entropy.call import Options
+from npu_fused_linear_cross_entropy.decide import MIB, Demand, pitch, split
+from npu_fused_linear_cross_entropy.operator import FORWARD
+from npu_tiling import Device, plans, soc
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -70,18 +70,19 @@ def test_logits_of_all_tokens_are_never_there(device, what, how, grad):
     case = losses.make(TOKENS, WIDTH, VOCABULARY)
     options = Options(**{**MODES[what], **how}, vocab_size=VOCABULARY)
     inputs = [tensor.to(device.torch) for tensor in (case.x, case.weight, case.target)]
-    arguments = LossInputs(*inputs)
+    arguments = (*inputs, None, None, None, None, None)
+    forward, backward = FORWARD.forward.run, FORWARD.gradient.plain.run
     needs, nothing = (True, True, False), (False, False, False)
     with Largest() as largest, torch.no_grad():
         if not grad:
-            compute.forward(*arguments, *options, False, *nothing)
+            forward(*arguments, *options, False, *nothing)
         elif options.reduction == "none" or options.return_entropy:
-            *_, entropy, statistics, _, _, _, _ = compute.forward(*arguments, *options, True, *nothing)
+            *_, entropy, statistics, _, _, _, _ = forward(*arguments, *options, True, *nothing)
             seed = torch.ones(TOKENS if options.reduction == "none" else (), device=device.torch)
             dentropy = torch.ones_like(entropy) if options.return_entropy else None
-            compute.backward(seed, dentropy, statistics, *arguments, *options, *needs)
+            backward(seed, dentropy, statistics, *arguments, *options, *needs)
         else:
-            compute.forward(*arguments, *options, False, *needs)
+            forward(*arguments, *options, False, *needs)
     assert largest.shapes
     # nothing of [tokens, V] in even the narrowest dtype; the largest tensor may be the weight, or it widened
     assert largest.bytes <= max(VOCABULARY * WIDTH * 4, TOKENS * VOCABULARY * 2 // 4)
@@ -90,9 +91,9 @@ def test_logits_of_all_tokens_are_never_there(device, what, how, grad):
 
 def test_nothing_is_allocated_for_what_is_not_trained(device, monkeypatch):
     allocated = []
-    real = gradients.allocate
+    real = plans.empty_strided
     monkeypatch.setattr(
-        gradients, "allocate", lambda like, shape, dtype: allocated.append(tuple(shape)) or real(like, shape, dtype)
+        plans, "empty_strided", lambda shape, *others: allocated.append(tuple(shape)) or real(shape, *others)
     )
     case = losses.make(TOKENS, WIDTH, 123)
     for reduction in ("mean", "none"):
@@ -151,7 +152,7 @@ def test_chunks_cover_everything_within_the_budget(tokens, vocabulary, chip, kep
             elif budget and most_tokens > 128:  # the smallest chunk there is may take more
                 sums = 4 * len(found.columns) if found.kept else 4 * 4096
                 sums = 0 if len(found.columns) == 1 else sums
-                assert most_tokens * (chunks.pitch(most_columns) * 4 + sums) <= budget
+                assert most_tokens * (pitch(most_columns) * 4 + sums) <= budget
 
 
 def test_chunks_do_not_come_from_the_ratio_of_vocabulary_and_width():
@@ -176,7 +177,7 @@ def test_memory_of_a_llama_on_ascend_is_within_what_was_promised():
         for sums, promised in ((2, 2.6), (4, 4.6)):
             found = split(demand(tokens, width, vocabulary, 4, sums, True, 2), None, None, B4)
             most_tokens, most_columns = found.longest
-            logits = most_tokens * (chunks.pitch(most_columns) * 4 + len(found.columns) * 4)
+            logits = most_tokens * (pitch(most_columns) * 4 + len(found.columns) * 4)
             matrices = 2 * (vocabulary + tokens) * width * 2 + (vocabulary * width * 4 if sums == 4 else 0)
             assert logits + matrices + 100 * tokens <= promised * 2**30
 

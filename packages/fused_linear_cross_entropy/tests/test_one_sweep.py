@@ -4,7 +4,8 @@ import losses
 import npu_tiling
 import pytest
 import torch
-from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, launch, matmul
+from ascend_calls import planned_anew
+from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, matmul
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
@@ -25,13 +26,13 @@ def names(device, monkeypatch):
     """The kernels that are launched."""
     if device.name == "cpu":
         pytest.skip("kernels")
-    seen, real = [], launch.chunk.KERNELS.launch
+    seen, real = [], npu_tiling.Kernels.launch
 
-    def launched(module, kernel, *others):
+    def launched(self, module, kernel, *others):
         seen.append(kernel)
-        return real(module, kernel, *others)
+        return real(self, module, kernel, *others)
 
-    monkeypatch.setattr(launch.chunk.KERNELS, "launch", launched)
+    monkeypatch.setattr(npu_tiling.Kernels, "launch", launched)
     return seen
 
 
@@ -141,15 +142,18 @@ def test_a_row_with_no_number_spoils_no_other(device, value, column):
     expected.x[:, 0], expected.weight[:, 0] = 0.0, 0.0
     logits = torch.zeros(6, WIDE)
 
-    def product(a, b, out, alpha=1.0):
+    def product(a, b, out):
         out.copy_(
             torch.nan_to_num(a, nan=0.0, posinf=0.0, neginf=0.0) @ torch.nan_to_num(b, nan=0.0, posinf=0.0, neginf=0.0)
         )
         if out.shape == logits.shape:
             out[3, column] = value
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matmul, "product", product)
+    def multiply(p, *slots, **_):
+        p.torch(product, *slots, writes=slots[2:])
+
+    with pytest.MonkeyPatch.context() as patch, planned_anew():
+        patch.setattr(matmul, "multiply", multiply)
         loss = fused_linear_cross_entropy(x, weight, case.target.to(device.torch), reduction="sum")
         (dx,) = torch.autograd.grad(loss, x)
     if value > 0 or value != value:

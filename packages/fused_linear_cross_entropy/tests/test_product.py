@@ -5,18 +5,19 @@ import contextlib
 import losses
 import pytest
 import torch
+from ascend_calls import planned_anew
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_log_probs, tiling
-from npu_fused_linear_cross_entropy.calls import Needs
-from npu_fused_linear_cross_entropy.cuda.tiling import ProductLaunch
-from npu_fused_linear_cross_entropy.launch import product
-from npu_fused_linear_cross_entropy.options import Options
-from npu_fused_linear_cross_entropy.shape import Shape, Task
-from npu_tiling import Device
+from npu_fused_linear_cross_entropy.call import Needs, Options
+from npu_fused_linear_cross_entropy.decide import Shape, Task, choose
+from npu_fused_linear_cross_entropy.tiling import ProductLaunch
+from npu_tiling import Device, Kernels
+from npu_tiling.plans import Plan
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
 H200 = Device("NVIDIA H200", "cuda", "sm_90", 132, 132, 232448, ub_align=16, max_grid=2**31 - 1)
 ALL = Needs(True, True, False)
+PRODUCTS = ("cross_entropy_product_kernel", "cross_entropy_product_again_kernel")
 WIDE = 809  # columns: tiles of 256 or 128, and a tail
 
 
@@ -37,7 +38,7 @@ def chosen(tokens=8192, width=2048, vocabulary=151936, dtype=torch.bfloat16, bia
         is_readable=True,
         device=device,
     )
-    return tiling.choose(shape)
+    return choose(shape)
 
 
 @pytest.mark.parametrize(
@@ -66,12 +67,17 @@ def test_which_calls_take_it(what, fused):
 @pytest.mark.parametrize("name", ["x", "weight", "weight_grad"])
 def test_what_is_transposed_is_not_taken(name, monkeypatch):
     """TMA reads rows of x and the weight, and what targets add goes to rows of weight_grad: their columns are adjacent."""
-    monkeypatch.setattr(product, "descriptor_type", lambda: object)
+    monkeypatch.setattr(tiling, "descriptor_type", lambda: object)
     given = {"x": torch.empty(64, 32), "weight": torch.empty(48, 32), "weight_grad": torch.empty(48, 32)}
-    assert product.is_possible(**given, device=H200)
-    assert product.is_possible(**{**given, "weight_grad": None}, device=H200)
+    plan = Plan(H200)
+
+    def is_possible(**given):
+        return tiling.is_possible(plan, *map(plan.argument, given.values()))
+
+    assert is_possible(**given)
+    assert is_possible(**{**given, "weight_grad": None})
     given[name] = given[name].t().contiguous().t()
-    assert not product.is_possible(**given, device=H200)
+    assert not is_possible(**given)
 
 
 def test_no_more_memory_than_the_budget():
@@ -99,19 +105,21 @@ def fused(device, monkeypatch):
     """Takes it for problems of any size; the kernels that are launched."""
     if device.name != "cuda" or torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs a GPU of sm_90, whose TMA and wgmma the kernel is for")
-    if product.descriptor_type() is None:
+    if tiling.descriptor_type() is None:
         pytest.skip("Triton before 3.4 takes no descriptors")
-    monkeypatch.setattr("npu_fused_linear_cross_entropy.cuda.tiling._MIN_OPERATIONS", 0.0)
-    tiling.choose.cache_clear()
-    launched, real = [], product.ExponentialProduct._multiply
+    monkeypatch.setattr(tiling, "_MIN_OPERATIONS", 0.0)
+    choose.cache_clear()
+    launched, real = [], Kernels.launch
 
-    def multiply(self, kernel, *others):
-        launched.append(kernel)
-        return real(self, kernel, *others)
+    def launch(self, module, kernel, *others):
+        if kernel in PRODUCTS:
+            launched.append(kernel)
+        return real(self, module, kernel, *others)
 
-    monkeypatch.setattr(product.ExponentialProduct, "_multiply", multiply)
-    yield launched
-    tiling.choose.cache_clear()
+    monkeypatch.setattr(Kernels, "launch", launch)
+    with planned_anew():
+        yield launched
+    choose.cache_clear()
 
 
 @pytest.mark.uncollected("needs a GPU of sm_90", lambda place: place != "cuda")

@@ -4,12 +4,13 @@ import npu_offline
 import npu_tiling
 import pytest
 import torch
-from npu_fused_linear_cross_entropy import rows
-from npu_fused_linear_cross_entropy.both.tiling.rows import RowKernel, row_launch
-from npu_fused_linear_cross_entropy.launch.rows import RowKernels
-from npu_fused_linear_cross_entropy.options import Options
-from npu_fused_linear_cross_entropy.reference import rows as reference
+from npu_fused_linear_cross_entropy import call as rows
+from npu_fused_linear_cross_entropy.call import Forward, Options
+from npu_fused_linear_cross_entropy.loss import kernels, reference
+from npu_fused_linear_cross_entropy.loss.rows import RowKernel, row_launch
+from npu_fused_linear_cross_entropy.loss.slots import TargetFacts
 from npu_tiling import device_for
+from npu_tiling.plans import run_once
 
 VOCABULARY = 1000
 OUTSIDE = (-1, VOCABULARY, 2**31, 2**32 + 5, -(2**63), 2**63 - 1, -3)  # targets that no row of the weight has
@@ -63,29 +64,50 @@ def near(actual, wanted, size=10.0):
         assert (error <= 64 * UNIT * (size + wanted.abs().nan_to_num())).all(), float(error.max())
 
 
+def facts_of(on, chip, tensors, options, dtype, scale):
+    """Facts of targets, given class weights and a divisor, by kernels or by the definition."""
+    return TargetFacts(*run_once(lambda p, *slots: on.target_facts(p, *slots, options, dtype, scale), chip, *tensors))
+
+
+def losses_of(on, chip, facts, statistics, options, shape):
+    nothing = (None, None, None, None, None)
+    x, weight, target = (torch.empty(each, dtype=statistics.dtype, device="meta") for each in ((*shape, 1), (2, 1), shape))
+    results = Forward(x, weight, target, *nothing, options, False, False, False, False).results()
+    return run_once(lambda p, s, *f: on.losses(p, TargetFacts(*f), s, options, results), chip, statistics, *facts)
+
+
+def coefficients_of(on, chip, facts, statistics, options, *upstream):
+    tensors = [each if isinstance(each, torch.Tensor) else None for each in upstream]
+
+    def write(p, statistics, *slots):
+        given = [each if slot is None else slot for each, slot in zip(upstream, slots[-2:], strict=True)]
+        return (on.coefficients(p, TargetFacts(*slots[:-2]), statistics, options, *given),)
+
+    return run_once(write, chip, statistics, *facts, *tensors)[0]
+
+
 def check(name, place):
     """Every output and factor of a case at a place."""
     device = device_for(place)
     target, class_weight, statistics, options = make(name)
     given = [None if t is None else t.to(place) for t in (target, class_weight, statistics)]
-    kernels = RowKernels(device)
     exact = [None if class_weight is None else class_weight.double(), statistics.double()]
     divisor, scale = CASES[name][3:]
-    wanted = reference.target_facts(target, exact[0], divisor, options, torch.float64, scale)
-    found = kernels.target_facts(given[0], given[1], divisor, options, torch.float32, scale)
+    wanted = facts_of(reference, None, (target, exact[0], divisor), options, torch.float64, scale)
+    found = facts_of(kernels, device, (*given[:2], divisor), options, torch.float32, scale)
     assert torch.equal(found.columns.cpu(), wanted.columns)
     near(found.target_weight, wanted.target_weight)
     used = [0, 1, 3] if class_weight is None or not options.smoothed else [0, 1, 2, 3]
     for ours, theirs in ((found.factors, wanted.factors), (found.gradient_factors, wanted.gradient_factors)):
-        near(ours.flatten()[used], theirs[used], 0.0)
+        near(ours.flatten()[used], theirs.flatten()[used], 0.0)
     near(found.unfinished, wanted.unfinished, 0.0)
     size = 10.0 * (1 + VOCABULARY * options.lse_square_scale / 10)
-    outputs = kernels.losses(found, given[2], options, target.shape)
-    for ours, theirs in zip(outputs, reference.losses(wanted, exact[1], options, target.shape), strict=True):
+    outputs = losses_of(kernels, device, found, given[2], options, target.shape)
+    for ours, theirs in zip(outputs, losses_of(reference, None, wanted, exact[1], options, target.shape), strict=True):
         near(ours, theirs, size * (len(target) if options.reduction == "sum" else 1))
     for dloss, dentropy in upstream(target, options):
-        theirs = reference.coefficients(wanted, exact[1], options, moved(dloss), moved(dentropy))
-        ours = kernels.coefficients(found, given[2], options, moved(dloss, place), moved(dentropy, place))
+        theirs = coefficients_of(reference, None, wanted, exact[1], options, moved(dloss), moved(dentropy))
+        ours = coefficients_of(kernels, device, found, given[2], options, moved(dloss, place), moved(dentropy, place))
         read = 5 if options.return_entropy else 4
         near(ours[:read], theirs[:read])
 
@@ -118,9 +140,9 @@ def check_join(ranks, tokens, place):
     parts[0, rows.MAXIMUM, 2::4] = -3.0e38  # a rank whose logits are all minus infinity
     parts[0, rows.SUM, 2::4] = parts[0, rows.DOT, 2::4] = parts[0, rows.WEIGHT, 2::4] = 0.0
     wanted = torch.empty(rows.STATISTICS, tokens, dtype=torch.float64)
-    reference.join(parts.double(), wanted)
+    run_once(reference.join, None, parts.double(), wanted)
     whole = torch.full((rows.STATISTICS, tokens + 7), torch.nan, device=place)
-    RowKernels(device_for(place)).join(parts.to(place), whole[:, 3 : 3 + tokens])
+    run_once(kernels.join, device_for(place), parts.to(place), whole[:, 3 : 3 + tokens])
     near(whole[:, 3 : 3 + tokens], wanted, size=10.0 * VOCABULARY)
     assert torch.equal(whole[rows.PLACE, 3 : 3 + tokens].cpu().double(), wanted[rows.PLACE])
     assert torch.equal(whole[rows.MAXIMUM, 3 : 3 + tokens].cpu().double(), wanted[rows.MAXIMUM])
@@ -166,10 +188,10 @@ def test_sums_over_rows_are_the_same_bits_every_time(device, dtype):
     target, class_weight, statistics, options = (
         t.to(device.torch) if isinstance(t, torch.Tensor) else t for t in make("many rows")
     )
-    kernels, found = RowKernels(place), []
+    found = []
     for _ in range(2):
-        prepared = kernels.target_facts(target.to(dtype), class_weight, None, options, torch.float32, None)
-        found.append((prepared.factors, *kernels.losses(prepared, statistics, options, target.shape)[:3]))
+        prepared = facts_of(kernels, place, (target.to(dtype), class_weight, None), options, torch.float32, None)
+        found.append((prepared.factors, *losses_of(kernels, place, prepared, statistics, options, target.shape)[:3]))
     for first, second in zip(*found, strict=True):
         assert torch.equal(first, second)
 

@@ -6,12 +6,10 @@ import sys
 
 import pytest
 import torch
-from npu_fused_linear_cross_entropy.both.tiling.chunks import ChunkKernel, ChunkShape
-from npu_fused_linear_cross_entropy.both.tiling.scaling import ScaleLaunch
-from npu_fused_linear_cross_entropy.calls import Needs
-from npu_fused_linear_cross_entropy.options import Options
-from npu_fused_linear_cross_entropy.shape import Shape, Task
-from npu_fused_linear_cross_entropy.tiling import Way, choose, chunk_launch, smaller
+from npu_fused_linear_cross_entropy.call import Needs, Options
+from npu_fused_linear_cross_entropy.decide import Shape, Task, Way, choose
+from npu_fused_linear_cross_entropy.loss.gradients import ScaleLaunch
+from npu_fused_linear_cross_entropy.tiling import ChunkKernel, ChunkShape, chunk_launch, smaller
 from npu_tiling import SOCS, Device, soc
 from npu_tiling.pytorch import collectives
 

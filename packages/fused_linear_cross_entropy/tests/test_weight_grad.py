@@ -12,7 +12,7 @@ from npu_fused_linear_cross_entropy import (
     linear_distillation_loss,
     linear_log_probs,
 )
-from npu_fused_linear_cross_entropy.options import Options
+from npu_fused_linear_cross_entropy.call import Options
 from torch.nn.functional import cross_entropy
 
 BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64

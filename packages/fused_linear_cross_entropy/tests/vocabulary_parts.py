@@ -5,7 +5,7 @@ import losses
 import torch
 import torch.distributed as dist
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_distillation_loss, linear_log_probs
-from npu_fused_linear_cross_entropy.options import DIVERGENCES
+from npu_fused_linear_cross_entropy.call import DIVERGENCES
 
 
 def agree(run, x, others, rows, columns, device="cpu", tolerance=1e-6):

@@ -9,8 +9,9 @@ import losses
 import torch
 import torch.distributed as dist
 import vocabulary_parts
-from npu_fused_linear_cross_entropy import FusedLinearCrossEntropyLoss, fused_linear_cross_entropy, linear_log_probs, rows
-from npu_fused_linear_cross_entropy.cuda import tiling as product
+from npu_fused_linear_cross_entropy import FusedLinearCrossEntropyLoss, fused_linear_cross_entropy, linear_log_probs
+from npu_fused_linear_cross_entropy import tiling as product
+from npu_fused_linear_cross_entropy.call import STATISTICS
 from npu_tiling import Kernels
 
 from testing import ranks
@@ -98,7 +99,7 @@ def unequal_parts_cut_tokens_alike(rank, device):
 def only_tokens_are_exchanged():
     """Nothing as long as the vocabulary, or a product of the two, travels but x and its gradient."""
     x, weight = torch.randn(13, 24, requires_grad=True), torch.randn(60, 24, requires_grad=True)
-    statistics, sent = 4 * rows.STATISTICS * 13, []
+    statistics, sent = 4 * STATISTICS * 13, []
     for tokens, options in ((13, {}), (26, {"sequence_parallel": True})):
         target = torch.zeros(tokens, dtype=torch.int64)
         with ranks.collectives() as called:

@@ -1,23 +1,24 @@
-"""The public function: its arguments are checked, and it calls the operator."""
+"""The public loss: its arguments are checked, and it calls the operator."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from npu_tiling.pytorch.sharding import is_distributed
+from npu_tiling.pytorch.tensors import is_autocast
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from . import sharding
-from .adapter import joined
-from .calls import LossInputs, ProbabilityInputs
-from .checks import check, check_weight_grad
-from .counted import check_counted, of_counted_tokens
-from .operators import linear_cross_entropy
-from .option_checks import Part, checked_options
-from .options import Options
-from .probability_targets import probability_loss
-from .rows import LinearCrossEntropyOutput, are_counted
-from .token_weights import checked_token_weight, divisors
+from .call import Forward, LinearCrossEntropyOutput, Options, ProbabilityTargets, replaced
+from .checks import Part, check_loss, check_weight_grad, checked_options, joined
+from .distributions.probabilities import probability_loss
+from .operator import FORWARD
+from .tokens import are_counted, check_counted, checked_token_weight, divisors, of_counted_tokens
+
+_NONE = (None, None, None)  # divisor, frozen, weight_grad
+_FLAGS = (False, False, False, False)  # what autograd asks an operator for beside the outputs
 
 
 def fused_linear_cross_entropy(
@@ -137,76 +138,92 @@ def fused_linear_cross_entropy(
     Source: torch.nn.functional.cross_entropy; z-loss: Chowdhery et al., "PaLM", arXiv 2204.02311; chunks: Hsu et al., "Liger
     Kernel", arXiv 2410.10989; softcap: "Gemma 2", arXiv 2408.00118.
     """
-    options = checked_options(
-        weight,
-        Part(process_group, vocab_range, vocab_size),
-        Options(
-            ignore_index=ignore_index,
-            reduction=reduction,
-            label_smoothing=label_smoothing,
-            lse_square_scale=lse_square_scale,
-            softcap=softcap,
-            logit_scale=logit_scale,
-            token_scaling=token_scaling,
-            return_z_loss=return_z_loss,
-            return_token_accuracy=return_token_accuracy,
-            return_predicted_tokens=return_predicted_tokens,
-            return_lse=return_lse,
-            return_entropy=return_entropy,
-            accum_dtype=check_weight_grad(weight_grad, weight, accum_dtype),
-            chunk_tokens=chunk_tokens,
-            memory_budget=memory_budget,
-            sequence_parallel=sequence_parallel,
-        ),
+    options = Options(
+        ignore_index=ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+        lse_square_scale=lse_square_scale,
+        softcap=softcap,
+        logit_scale=logit_scale,
+        token_scaling=token_scaling,
+        return_z_loss=return_z_loss,
+        return_token_accuracy=return_token_accuracy,
+        return_predicted_tokens=return_predicted_tokens,
+        return_lse=return_lse,
+        return_entropy=return_entropy,
+        accum_dtype=accum_dtype,
+        chunk_tokens=chunk_tokens,
+        memory_budget=memory_budget,
+        sequence_parallel=sequence_parallel,
+        vocab_size=weight.shape[0] if isinstance(weight, Tensor) and weight.dim() else 0,
     )
+    is_plain = token_weight is None and counted_tokens is None and weight_grad is None and adapter is None
+    is_whole = process_group is None and vocab_range is None and vocab_size is None
+    if is_plain and is_whole and not (isinstance(x, Tensor) and is_autocast(x)):
+        known = loss_again(x, weight, target, bias, class_weight, options)
+        if known is not None:
+            return LinearCrossEntropyOutput(*known) if any(options.extras) else known[0]
+    options = replaced(options, accum_dtype=check_weight_grad(weight_grad, weight, accum_dtype))
+    options = checked_options(weight, Part(process_group, vocab_range, vocab_size), options)
     x, weight, bias, frozen = joined(x, weight, bias, adapter, weight_grad)
     if isinstance(target, Tensor) and target.is_floating_point():
         if counted_tokens is not None:
             raise ValueError("counted_tokens must be left out where target has probabilities.")
-        of_probabilities = ProbabilityInputs(x, weight, bias, class_weight, target, frozen, weight_grad)
-        outputs = probability_loss(of_probabilities, token_weight, options)
+        of_probabilities = ProbabilityTargets(x, weight, bias, class_weight, target, frozen, weight_grad, options)
+        outputs = probability_loss(of_probabilities, token_weight)
     else:
-        inputs = LossInputs(x, weight, target, bias, class_weight, None, frozen, weight_grad)
-        outputs = call(inputs, options, counted_tokens, token_weight)
+        call = Forward(x, weight, target, bias, class_weight, None, frozen, weight_grad, options, *_FLAGS)
+        outputs = loss_of(call, counted_tokens, token_weight)
     return outputs if any(options.extras) else outputs.loss
 
 
-def call(
-    inputs: LossInputs,
-    options: Options,
-    counted_tokens: int | Tensor | None = None,
-    token_weight: Tensor | None = None,
+def loss_again(
+    x: Tensor, weight: Tensor, target: Any, bias: Tensor | None, class_weight: Tensor | None, options: Options
+) -> Any:
+    """The six outputs of a call whose equal was checked before; None: it has to be checked."""
+    found = FORWARD.forward.again(check_loss, Forward(x, weight, target, bias, class_weight, *_NONE, options, *_FLAGS))
+    return None if found is None else found[: FORWARD.outputs]
+
+
+def loss_of(
+    call: Forward, counted_tokens: int | Tensor | None = None, token_weight: Tensor | None = None
 ) -> LinearCrossEntropyOutput:
     """The loss of tensors that are checked here, with checked options."""
-    check(inputs, options)
-    check_counted(counted_tokens, inputs.target, options)
-    each = None if token_weight is None else checked_token_weight(token_weight, inputs.x, inputs.target.shape)
+    options = call.options
+    check_loss(call.x, call.weight, call.target, call.bias, call.class_weight, call.frozen, options)
+    check_counted(counted_tokens, call.target, options)
+    each = None if token_weight is None else checked_token_weight(token_weight, call.x, call.target.shape)
     if counted_tokens is None:
-        return _weighted(inputs, each, options)
+        return _weighted(call, each)
 
     def of_counted(x: Tensor, target: Tensor, each: Tensor | None) -> LinearCrossEntropyOutput:
-        return _weighted(inputs._replace(x=x, target=target), each, options)
+        return _weighted(replaced(call, x=x, target=target), each)
 
-    found: LinearCrossEntropyOutput = of_counted_tokens(
-        of_counted, inputs.x, inputs.target, options, counted_tokens, (each,)
-    )
+    found: LinearCrossEntropyOutput = of_counted_tokens(of_counted, call.x, call.target, options, counted_tokens, (each,))
     return found
 
 
-def _weighted(inputs: LossInputs, each: Tensor | None, options: Options) -> LinearCrossEntropyOutput:
+def _weighted(call: Forward, each: Tensor | None) -> LinearCrossEntropyOutput:
     """The loss of checked tensors and weights [...] of the tokens; None for 1."""
+    options = call.options
     if each is None:
-        return computed(inputs, options)
+        return computed(call)
     if options.reduction == "none":
-        found = computed(inputs, options)
-        each = torch.where(are_counted(inputs.target, options.ignore_index), each, 0.0)
-        return found._replace(loss=found.loss * each, z_loss=None if found.z_loss is None else found.z_loss * each)
-    divisor = divisors(each, inputs.target, inputs.class_weight, inputs.divisor, options)
-    return computed(inputs._replace(divisor=divisor), options._replace(reduction="mean"))
+        found = computed(call)
+        each = torch.where(are_counted(call.target, options.ignore_index), each, 0.0)
+        z_loss = None if found.z_loss is None else found.z_loss * each
+        return LinearCrossEntropyOutput(found.loss * each, z_loss, *_others(found))
+    divisor = divisors(each, call.target, call.class_weight, call.divisor, options)
+    return computed(replaced(call, divisor=divisor, options=replaced(options, reduction="mean")))
 
 
-def computed(inputs: LossInputs, options: Options) -> LinearCrossEntropyOutput:
+def _others(found: LinearCrossEntropyOutput) -> tuple[Any, ...]:
+    return found.token_accuracy, found.predicted_tokens, found.lse, found.entropy
+
+
+def computed(call: Forward) -> LinearCrossEntropyOutput:
     """The loss of checked tensors, DTensors among them."""
-    if is_distributed(inputs[:5]):
-        return sharding.linear_cross_entropy(computed, inputs, options)
-    return LinearCrossEntropyOutput(*linear_cross_entropy(inputs, options))
+    if is_distributed((call.x, call.weight, call.target, call.bias, call.class_weight)):
+        return sharding.linear_cross_entropy(computed, call)
+    found = FORWARD.forward(call, check_loss)
+    return LinearCrossEntropyOutput(*found[: FORWARD.outputs])

@@ -9,16 +9,10 @@ from npu_tiling.pytorch import arguments
 from npu_tiling.pytorch.tensors import statistics_dtype
 from torch import Tensor
 
-from . import parallel
-from .adapter import joined
-from .api import call
-from .calls import LossInputs
-from .checks import check, check_weight_grad
-from .compute import can_be_read, check_columns
-from .option_checks import checked_options, named_options
-from .options import Option, Options
-from .rows import LinearCrossEntropyOutput
-from .token_weights import checked_token_weight, divisors
+from .api import loss_of
+from .call import Forward, LinearCrossEntropyOutput, Option, Options, replaced, whole_shape
+from .checks import check_loss, check_weight_grad, checked_options, joined, named_options
+from .tokens import can_be_read, check_columns, checked_token_weight, divisors
 
 
 def causal_lm_loss(
@@ -90,7 +84,7 @@ def causal_lm_loss(
             arguments.number("num_items_in_batch", num_items_in_batch.item(), least=0)
     part, named = named_options({"ignore_index": ignore_index, **options}, taken=("reduction",))
     checked = checked_options(lm_head_weight, part, named)
-    checked = checked._replace(accum_dtype=check_weight_grad(weight_grad, lm_head_weight, checked.accum_dtype))
+    checked = replaced(checked, accum_dtype=check_weight_grad(weight_grad, lm_head_weight, checked.accum_dtype))
     x, weight, bias, frozen = joined(hidden_states, lm_head_weight, bias, adapter, weight_grad)
     if isinstance(shift_labels, Tensor):
         if any(given is not None for given in (token_weight, shifts, shift_weights)):
@@ -114,7 +108,7 @@ def causal_lm_loss(
             if counted_tokens is not None:
                 raise ValueError("counted_tokens must be left out where shifts are given.")
             target = torch.stack([_shifted("labels", labels, shift, ignore_index) for shift, _ in heads])
-            check(LossInputs(x, weight, target, bias, class_weight, None, frozen), checked)
+            check_loss(x, weight, target, bias, class_weight, frozen, checked)
             each = labels.new_ones(labels.shape, dtype=torch.bool) if token_weight is None else token_weight
             shifted = [checked_token_weight(_shifted("token_weight", each, shift, 0), x, labels.shape) for shift, _ in heads]
             token_weight = torch.stack(
@@ -123,9 +117,9 @@ def causal_lm_loss(
                     for (_, factor), weights, of_shift in zip(heads, shifted, target, strict=True)
                 ]
             )
-            checked, num_items_in_batch = checked._replace(reduction="sum"), None
-    inputs = LossInputs(x, weight, target, bias, class_weight, num_items_in_batch, frozen, weight_grad)
-    outputs = call(inputs, checked, counted_tokens, token_weight)
+            checked, num_items_in_batch = replaced(checked, reduction="sum"), None
+    tensors = (x, weight, target, bias, class_weight, num_items_in_batch, frozen, weight_grad)
+    outputs = loss_of(Forward(*tensors, checked, False, False, False, False), counted_tokens, token_weight)
     return outputs if any(checked.extras) else outputs.loss
 
 
@@ -133,7 +127,7 @@ def _checked_labels(name: str, labels: Tensor, x: Tensor, options: Options) -> T
     """Labels of the tokens x [..., H], in a dtype that holds ignore_index."""
     arguments.tensor(name, labels)
     arguments.dtype(name, labels, torch.int64, torch.int32)
-    arguments.shape(name, labels, parallel.whole_shape(x, options))
+    arguments.shape(name, labels, whole_shape(x, options))
     limits = torch.iinfo(labels.dtype)
     return labels if limits.min <= options.ignore_index <= limits.max else labels.long()
 

@@ -1,16 +1,169 @@
-"""Checks of the public functions' tensors, and autocast's casts of them."""
+"""Checks of the public functions' arguments, and autocast's casts of their tensors."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Hashable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
 import torch
+from npu_tiling import device_for
 from npu_tiling.pytorch import arguments
 from npu_tiling.pytorch.sharding import is_distributed
 from npu_tiling.pytorch.tensors import is_autocast, statistics_dtype
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
-from . import parallel
-from .calls import LossInputs
-from .options import EachOptions, Options
+from .call import (
+    DIVERGENCES,
+    NAMES,
+    REDUCTIONS,
+    Distillation,
+    DistillationOptions,
+    EachOptions,
+    Options,
+    replaced,
+    whole_shape,
+)
+from .tokens import check_columns_early
+
+# Options.
+
+_Checked = TypeVar("_Checked", Options, DistillationOptions)
+_PLACES = 2**24  # columns up to which fp32 counts
+_MOST_CHECKED = 1024
+_checked: dict[Hashable, Any] = {}
+# Options that are numbers, with their limits, and those that are one of a few words.
+_POSITIVE: dict[str, Any] = {"above": 0}
+_NUMBERS: dict[str, dict[str, Any]] = {
+    "label_smoothing": {"least": 0, "most": 1},
+    "lse_square_scale": {},
+    "logit_scale": {},
+    "softcap": {**_POSITIVE, "or_none": True},
+    "beta": _POSITIVE,
+    "temperature": _POSITIVE,
+    "soft_weight": {},
+    "hard_weight": {},
+    "teacher_softcap": {**_POSITIVE, "or_none": True},
+    "teacher_logit_scale": {},
+}
+_WORDS = {"reduction": REDUCTIONS, "divergence": DIVERGENCES}
+_FLAGS = {
+    kind: [name for name, default in kind._field_defaults.items() if default is False]
+    for kind in (Options, DistillationOptions)
+}
+
+
+class Part(NamedTuple):
+    """Which part of a vocabulary the weight is; see `fused_linear_cross_entropy`."""
+
+    process_group: ProcessGroup | None = None
+    vocab_range: tuple[int, int] | None = None
+    vocab_size: int | None = None
+
+
+def named_options(options: Mapping[str, Any], *, taken: Collection[str] = ()) -> tuple[Part, Options]:
+    """`Part` and `Options` by name, the defaults where none are given; their values are not checked yet.
+
+    Args:
+        taken: options of `fused_linear_cross_entropy` that this caller sets itself.
+    """
+    allowed = [name for name in (*NAMES, *Part._fields) if name not in taken]
+    for name in options:
+        if name not in allowed:
+            raise TypeError(f"{name} is no option here: {', '.join(allowed)} are.")
+    found = Options(**{name: value for name, value in options.items() if name in NAMES})
+    return Part(*(options.get(name) for name in Part._fields)), found
+
+
+def checked_options(weight: Tensor, part: Part, options: _Checked) -> _Checked:
+    """The options with the weight's part of the vocabulary, or an error that names the wrong option.
+
+    Checked options are remembered: every training step passes the same.
+    """
+    arguments.tensor("weight", weight)
+    key: Hashable = None
+    if not torch.compiler.is_compiling():
+        group, vocab_range, size = part
+        of_group = None
+        if group is not None:
+            if not isinstance(group, ProcessGroup):
+                kind = type(group).__name__
+                raise TypeError(f"process_group is a {kind} and must be a torch.distributed.ProcessGroup or None.")
+            chip = None if vocab_range is None else device_for(weight.device)  # whose default budget cuts tokens
+            of_group = (group.group_name, group.rank(), group.size(), chip)
+        types = tuple(map(type, options))  # 1, 1.0 and True are equal
+        key = (options, types, weight.shape, weight.dtype, of_group, vocab_range, size)
+        try:
+            known: _Checked | None = _checked.get(key)
+        except TypeError:  # something without a hash is checked every time
+            known = key = None
+        if known is not None:
+            return known
+    checked: _Checked = _check_options(weight, part, options)
+    if key is not None:
+        if len(_checked) >= _MOST_CHECKED:
+            _checked.clear()
+        _checked[key] = checked
+    return checked
+
+
+def check_values(options: Any) -> Any:
+    """The options with numbers as floats, or an error that names the one that is wrong with any weight."""
+    given: dict[str, Any] = {name: getattr(options, name) for name in type(options)._fields}
+    arguments.whole("ignore_index", options.ignore_index)
+    for name, words in _WORDS.items():
+        if name in given:
+            arguments.one_of(name, given[name], words)
+    changed: dict[str, Any] = {
+        name: arguments.number(name.replace("teacher_", "teacher."), given[name], **limits)
+        for name, limits in _NUMBERS.items()
+        if name in given
+    }
+    if changed.get("beta", 0) >= 1:
+        raise ValueError(f"beta is {given['beta']} and must be above 0 and below 1.")
+    if options.accum_dtype is not None and not isinstance(options.accum_dtype, torch.dtype):
+        raise TypeError(f"accum_dtype is {options.accum_dtype!r} and must be torch.float32, weight's dtype or None.")
+    for name in ("chunk_tokens", "memory_budget"):
+        changed[name] = arguments.whole(name, given[name], least=1, or_none=True)
+    arguments.flags(**{name: given[name] for name in _FLAGS[type(options)]})
+    return replaced(options, **changed)
+
+
+def _check_options(weight: Tensor, part: Part, options: EachOptions) -> Any:
+    if weight.dim() != 2 or not weight.shape[0] or not weight.shape[1]:
+        raise ValueError(f"weight has shape {tuple(weight.shape)} and must have shape (V, H), both at least 1.")
+    options = check_values(options)
+    if options.accum_dtype not in (None, torch.float32, weight.dtype):
+        raise TypeError(f"accum_dtype is {options.accum_dtype} and must be torch.float32, weight's dtype or None.")
+    group, first, size = _part(weight.shape[0], part)
+    if options.sequence_parallel and not group:
+        raise ValueError("sequence_parallel is True and must be False where there is no process_group.")
+    checked = replaced(options, group=group, vocab_first=first, vocab_size=size)
+    if checked.of_head.argmax and size > _PLACES:
+        asked = "return_predicted_tokens or return_token_accuracy"
+        raise ValueError(f"The vocabulary has {size} columns and must have at most {_PLACES} for {asked}.")
+    return checked
+
+
+def _part(rows: int, part: Part) -> tuple[str, int, int]:
+    """Name of the group, the first row, and how many rows all ranks have."""
+    group, vocab_range, size = part
+    if group is None:
+        if vocab_range is not None or size is not None:
+            raise ValueError("vocab_range and vocab_size must be left out where process_group is.")
+        return "", 0, rows
+    if vocab_range is None:
+        return group.group_name, group.rank() * rows, group.size() * rows
+    first, last = arguments.span("vocab_range", vocab_range)
+    if arguments.whole("vocab_size", size, or_none=True) is None:
+        raise ValueError("vocab_size is None and must be given with vocab_range.")
+    assert size is not None
+    if not 0 <= first <= last <= size or last - first != rows:
+        raise ValueError(f"vocab_range is {vocab_range} and must be {rows} rows, weight's, within vocab_size, {size}.")
+    return group.group_name, first, size
+
+
+# Tensors.
 
 
 def check_weight_grad(weight_grad: Tensor | None, weight: Tensor, accum_dtype: torch.dtype | None) -> torch.dtype | None:
@@ -65,18 +218,132 @@ def check_target(target: Tensor, x: Tensor, options: EachOptions) -> None:
     """Columns of the vocabulary, one for each token of x."""
     arguments.tensor("target", target)
     arguments.dtype("target", target, torch.int64, torch.int32)
-    arguments.shape("target", target, parallel.whole_shape(x, options))
+    arguments.shape("target", target, whole_shape(x, options))
     arguments.device("target", target, x, "x's")
 
 
-def check(inputs: LossInputs, options: Options) -> None:
+def check_loss(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    class_weight: Tensor | None,
+    frozen: Tensor | None,
+    options: Options,
+) -> None:
     """Types, dtypes, shapes and devices."""
-    x, weight, class_weight = inputs.x, inputs.weight, inputs.class_weight
-    check_head(x, weight, inputs.bias, inputs.frozen)
-    check_target(inputs.target, x, options)
+    check_head(x, weight, bias, frozen)
+    check_target(target, x, options)
     if class_weight is not None:
         arguments.tensor("class_weight", class_weight)
         arguments.shape("class_weight", class_weight, weight.shape[:1])
         if not class_weight.is_floating_point():
             raise TypeError(f"class_weight is {class_weight.dtype} and must be floating point.")
         arguments.device("class_weight", class_weight, x, "x's")
+
+
+class Joined(NamedTuple):
+    """A linear layer's tensors. With a frozen weight its logits are x[..., :H] frozen^T + x[..., H:] weight^T + bias."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    frozen: Tensor | None
+
+
+def joined(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    adapter: tuple[Tensor, Tensor] | None,
+    weight_grad: Tensor | None,
+) -> Joined:
+    """The tensors as autocast casts them. With an adapter (u [..., R], b [V, R]) x is [x, u], and the weight b."""
+    if adapter is None:
+        return Joined(*autocast(x, weight, bias), None)
+    u, b = arguments.pair("adapter", adapter, "(u, b)")
+    arguments.floating("x", x)
+    arguments.floating("adapter[0]", u)
+    if weight.requires_grad and torch.is_grad_enabled():
+        raise ValueError("weight requires a gradient and must not where there is an adapter: detach it.")
+    if weight_grad is not None:
+        raise ValueError("weight_grad must be left out where there is an adapter.")
+    if is_distributed((x, weight, u, b)):
+        raise ValueError("adapter must be left out where there are DTensors.")
+    rank = u.shape[-1] if u.dim() else 1
+    arguments.shape("adapter[0]", u, (*x.shape[:-1], rank))
+    arguments.device("adapter[0]", u, x, "x's")
+    x, weight, bias = autocast(x, weight, bias)
+    _, b, _ = autocast(x, b, None)
+    arguments.parameter("adapter[1]", b, ((weight.shape[0], rank),), x, "x's")
+    return Joined(torch.cat((x, u.to(x.dtype)), -1), b, bias, weight)
+
+
+class Teacher(NamedTuple):
+    """A teacher's head: logits t = logit_scale (x weight^T + bias), or softcap tanh(t / softcap). It gets no gradients.
+
+    Attributes:
+        x: [..., H'], with the leading dimensions of the student's x; H' may differ from H.
+        weight: [V, H'], x's dtype or fp32.
+        bias: [V], x's dtype or fp32.
+        softcap, logit_scale: as the student's.
+    """
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None = None
+    softcap: float | None = None
+    logit_scale: float = 1.0
+
+
+def checked_teacher(teacher: Any, teacher_probs: Any, teacher_top_k: Any) -> Teacher | None:
+    """The teacher's head; None where probabilities are given."""
+    if [teacher, teacher_probs, teacher_top_k].count(None) != 2:
+        raise ValueError("teacher, teacher_probs and teacher_top_k: one of them must be given, and no other.")
+    if teacher_top_k is not None:
+        arguments.pair("teacher_top_k", teacher_top_k, "(ids, log_probs)")
+    if teacher is None:
+        arguments.tensor("teacher_probs", teacher_probs, or_none=True)
+        return None
+    if not isinstance(teacher, tuple) or not 2 <= len(teacher) <= len(Teacher._fields):
+        raise TypeError(f"teacher is a {type(teacher).__name__} and must be a Teacher, or a tuple (x, weight, bias).")
+    made = Teacher(*teacher)
+    for name in ("x", "weight"):
+        arguments.tensor(f"teacher.{name}", getattr(made, name))
+    arguments.tensor("teacher.bias", made.bias, or_none=True)
+    return made
+
+
+def check_distillation(call: Distillation) -> None:
+    """Types, dtypes, shapes and devices, and targets on a CPU."""
+    x, weight, target, bias, options = call.x, call.weight, call.target, call.bias, call.options
+    teacher_x, teacher_weight, teacher_bias = call.teacher_x, call.teacher_weight, call.teacher_bias
+    teacher_probs = call.teacher_probs
+    if is_distributed((x, weight, target, bias, teacher_x, teacher_weight, teacher_bias, teacher_probs)):
+        raise TypeError("x, weight and the teacher's tensors must be plain tensors, not DTensors: gather the weights first.")
+    check_head(x, weight, bias, call.frozen)
+    if teacher_x is not None and teacher_weight is not None:
+        arguments.rows("teacher.x", teacher_x)
+        arguments.shape("teacher.x", teacher_x, (*x.shape[:-1], teacher_x.shape[-1]))
+        arguments.parameter(
+            "teacher.weight", teacher_weight, ((weight.shape[0], teacher_x.shape[-1]),), teacher_x, "teacher.x's"
+        )
+        arguments.parameter("teacher.bias", teacher_bias, (weight.shape[:1],), teacher_x, "teacher.x's", or_none=True)
+        arguments.device("teacher.x", teacher_x, x, "x's")
+    if teacher_probs is not None:
+        arguments.shape("teacher_probs", teacher_probs, (*whole_shape(x, options), weight.shape[0]))
+        arguments.device("teacher_probs", teacher_probs, x, "x's")
+        if not teacher_probs.is_floating_point():
+            raise TypeError(f"teacher_probs is {teacher_probs.dtype} and must be floating point.")
+    check_hard_weight(target, options)
+    if target is None:
+        return
+    check_target(target, x, options)
+    if options.hard_weight:
+        check_columns_early("target", target, options)
+
+
+def check_hard_weight(target: Tensor | None, options: DistillationOptions) -> None:
+    """Raises ValueError where the cross entropy has a weight, and there are no targets."""
+    if target is None and options.hard_weight:
+        raise ValueError(f"target is None and must be given where hard_weight is not 0: it is {options.hard_weight}.")

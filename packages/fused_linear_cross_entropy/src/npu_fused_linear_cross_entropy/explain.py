@@ -19,10 +19,9 @@ from torch import Tensor
 
 from . import matmul
 from .api import fused_linear_cross_entropy
-from .chunks import Layout
-from .distillation import linear_distillation_loss
+from .decide import Layout, Tiling, Way
+from .distillation.api import linear_distillation_loss
 from .log_probs import linear_log_probs
-from .tiling import Tiling, Way
 
 NAMES = {
     "N": "columns of a chunk of logits, or of a row",

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from npu_tiling.pytorch import arguments
 from npu_tiling.pytorch.sharding import is_distributed
-from npu_tiling.pytorch.tensors import statistics_dtype
+from npu_tiling.pytorch.tensors import is_autocast, statistics_dtype
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from . import parallel
-from .adapter import joined
-from .api import computed
-from .calls import DistributionInputs, LossInputs
-from .checks import check, check_weight_grad
-from .compute import can_be_read, check_columns, check_columns_early
-from .counted import check_counted, listed, of_counted_tokens
-from .distributions import Wanted, distributions
-from .log_prob_outputs import Asked, LogProbs, asked_outputs
-from .option_checks import Part, checked_options
-from .options import Options
-from .rows import are_counted
+from .api import computed, loss_again
+from .call import Distributions, Forward, LogProbs, Options, replaced, whole_shape
+from .checks import Part, check_loss, check_weight_grad, checked_options, joined
+from .distributions.operator import DISTRIBUTIONS
+from .tokens import (
+    are_counted,
+    can_be_read,
+    check_columns,
+    check_columns_early,
+    check_counted,
+    listed,
+    of_counted_tokens,
+)
 
 _INVARIANT_TOKENS = 512  # of a chunk, where its length must not follow from how many tokens there are
 
@@ -102,6 +105,27 @@ def linear_log_probs(
     Source: torch.nn.functional.cross_entropy, negated; batch invariance: He et al., "Defeating Nondeterminism in LLM
     Inference", Thinking Machines Lab, 2025.
     """
+    is_plain = target is not None and ids is None and counted_tokens is None and weight_grad is None and adapter is None
+    is_plain = is_plain and top_k is None and type(temperature) is float and temperature == 1.0
+    is_plain = is_plain and not (return_square_sum or return_mean_logit or return_is_top or batch_invariant)
+    is_whole = process_group is None and vocab_range is None and vocab_size is None and isinstance(weight, Tensor)
+    if is_plain and is_whole and not (isinstance(x, Tensor) and is_autocast(x)):
+        options = Options(
+            ignore_index=ignore_index,
+            reduction="none",
+            softcap=softcap,
+            logit_scale=logit_scale,
+            return_entropy=return_entropy,
+            accum_dtype=accum_dtype,
+            chunk_tokens=chunk_tokens,
+            memory_budget=memory_budget,
+            sequence_parallel=sequence_parallel,
+            vocab_size=weight.shape[0] if weight.dim() else 0,
+        )
+        known = loss_again(x, weight, target, bias, None, options)
+        if known is not None:
+            loss, *_, entropy = known
+            return LogProbs(-loss, entropy) if return_entropy else -loss
     arguments.whole("top_k", top_k, least=1, or_none=True)
     flags = {"return_square_sum": return_square_sum, "return_mean_logit": return_mean_logit, "return_is_top": return_is_top}
     arguments.flags(**flags, batch_invariant=batch_invariant)
@@ -131,15 +155,19 @@ def linear_log_probs(
     if batch_invariant and (counted_tokens is not None or sequence_parallel):
         raise ValueError("counted_tokens and sequence_parallel must be left out where batch_invariant is True.")
     x, weight, bias, frozen = joined(x, weight, bias, adapter, weight_grad)
-    shape = torch.Size(parallel.whole_shape(x, options))
+    shape = torch.Size(whole_shape(x, options))
     rates = _rates(temperature, x, shape) if isinstance(temperature, Tensor) else None
     has_target = target is not None
     targets = torch.full(shape, int(ignore_index == 0), device=x.device) if target is None else target  # not ignored
-    head = LossInputs(x, weight, targets, bias, None, None, frozen, weight_grad)
-    check(head, options)
+    check_loss(x, weight, targets, bias, None, frozen, options)
     check_counted(counted_tokens, targets, options)
     _check_ids(ids, x, targets, counted_tokens, options)
-    is_loss = has_target and ids is None and rates is None and not any(asked._replace(entropy=False))
+    is_loss = (
+        has_target
+        and ids is None
+        and rates is None
+        and not any((asked.top_k, asked.square_sum, asked.mean_logit, asked.is_top))
+    )
     if has_target and counted_tokens is None and (batch_invariant or not is_loss):
         check_columns_early("target", targets, options)
     if is_distributed((x, weight, target, bias)) and (batch_invariant or not is_loss):
@@ -148,12 +176,13 @@ def linear_log_probs(
     def score(x: Tensor, target: Tensor, ids: Tensor | None, rates: Tensor | None) -> LogProbs:
         """The outputs of tokens, the log-probabilities negated where they are a loss."""
         if is_loss:
-            found = computed(head._replace(x=x, target=target), options)
+            head = Forward(x, weight, target, bias, None, None, frozen, weight_grad, options, False, False, False, False)
+            found = computed(head)
             return LogProbs(found.loss, found.entropy)
         columns = _columns(target if has_target else None, ids, options.ignore_index)
-        inputs = DistributionInputs(x, weight, bias, columns, rates, frozen, weight_grad)
-        outputs = distributions(inputs, options._replace(return_entropy=False), Wanted(asked.top_k, asked.is_top))
-        return asked_outputs(outputs, target, has_target, asked, options)
+        of_rows = replaced(options, return_entropy=False)
+        given = (x, weight, bias, columns, rates, frozen, weight_grad, of_rows, asked.top_k, asked.is_top)
+        return asked_outputs(DISTRIBUTIONS(Distributions(*given)), target, has_target, asked, options)
 
     if counted_tokens is not None:
         found: LogProbs = of_counted_tokens(score, x, targets, options, counted_tokens, (ids, rates))
@@ -172,11 +201,39 @@ def linear_log_probs(
         tokens = targets.numel()
         found = LogProbs(*[None if one is None else one[:tokens].view((*shape, *one.shape[1:])) for one in of_rows])
     if is_loss and found.log_probs is not None:
-        found = found._replace(log_probs=-found.log_probs)
+        found = replaced(found, log_probs=-found.log_probs)
     if is_more:
         return found
     assert found.log_probs is not None
     return found.log_probs
+
+
+class Asked(NamedTuple):
+    """Which optional outputs are asked for."""
+
+    top_k: int
+    entropy: bool
+    square_sum: bool
+    mean_logit: bool
+    is_top: bool
+
+
+def asked_outputs(outputs: tuple[Any, ...], target: Tensor, has_target: bool, asked: Asked, options: Options) -> LogProbs:
+    """The outputs that were asked for, of tokens [tokens] with their targets."""
+    counted = are_counted(target, options.ignore_index)
+    every = counted.unsqueeze(1)
+    _, _, entropy, square_sum, mean_logit, of_ids, of_top, top_ids, first = outputs
+    named = None if of_ids is None else of_ids[:, int(has_target) :]
+    return LogProbs(
+        log_probs=of_ids[:, 0] if has_target and of_ids is not None else None,
+        entropy=torch.where(counted, entropy, 0.0) if asked.entropy else None,
+        ids_log_probs=torch.where(every, named, 0.0) if named is not None and named.shape[1] else None,
+        top_log_probs=None if of_top is None else torch.where(every, of_top, 0.0),
+        top_ids=None if top_ids is None else torch.where(every, top_ids, -1),
+        square_sum=torch.where(counted, square_sum, 0.0) if asked.square_sum else None,
+        mean_logit=torch.where(counted, mean_logit, 0.0) if asked.mean_logit else None,
+        is_top=None if first is None else (first == target) & counted,
+    )
 
 
 def _rates(temperature: Tensor, x: Tensor, shape: torch.Size) -> Tensor:

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from .api import fused_linear_cross_entropy
-from .option_checks import check_values, named_options
-from .options import Option
-from .rows import LinearCrossEntropyOutput
+from .call import LinearCrossEntropyOutput, Option
+from .checks import check_values, named_options
 
 
 class FusedLinearCrossEntropyLoss(nn.Module):

@@ -27,9 +27,9 @@ from npu_tiling.pytorch.patching import (
 )
 from torch import Tensor, nn
 
+from .call import Options
 from .causal_lm import causal_lm_loss
-from .option_checks import check_values
-from .options import Options
+from .checks import check_values
 
 # Models of transformers whose {name}ForCausalLM is a base model, a linear layer, perhaps a softcap, and ForCausalLMLoss:
 # read from the source of release 5.23, which a test compares with these names.

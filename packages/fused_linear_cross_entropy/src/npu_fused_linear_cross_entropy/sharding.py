@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 from npu_tiling.pytorch.sharding import Shards, is_distributed, is_replicated, shard, summed
 from torch import Tensor
 
-from .calls import LossInputs
-from .options import Options
-from .rows import LinearCrossEntropyOutput, are_counted
+from .call import Forward, LinearCrossEntropyOutput, Options, replaced
+from .tokens import are_counted
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
@@ -29,15 +28,14 @@ if TYPE_CHECKING:
 _BY_TOKEN = ("predicted_tokens", "lse", "entropy")
 
 
-def linear_cross_entropy(
-    run: Callable[[LossInputs, Options], LinearCrossEntropyOutput], inputs: LossInputs, options: Options
-) -> LinearCrossEntropyOutput:
-    """`run(inputs, options)` on each rank's part."""
+def linear_cross_entropy(run: Callable[[Forward], LinearCrossEntropyOutput], call: Forward) -> LinearCrossEntropyOutput:
+    """`run(call)` on each rank's part."""
+    options = call.options
     if options.group:
         raise ValueError("process_group must be left out where weight is a DTensor, whose mesh says who has what.")
-    x, target, class_weight, divisor = inputs.x, inputs.target, inputs.class_weight, inputs.divisor
+    x, target, class_weight, divisor = call.x, call.target, call.class_weight, call.divisor
     names = ("x", "weight", "target", "bias", "class_weight")
-    shards = Shards({name: getattr(inputs, name) for name in names})
+    shards = Shards({name: getattr(call, name) for name in names})
     placed = shards.rows("x")
     table = shards.check("weight", lambda _, p: is_replicated(p) or shard(p) == 0, "Replicate() or Shard(0)")
     shards.check(
@@ -48,7 +46,7 @@ def linear_cross_entropy(
     shards.alike("target", tokens, "x")
     for name in ("bias", "class_weight"):
         shards.alike(name, table, "weight")
-    options = _part_of_vocabulary(shards, options._replace(sequence_parallel=is_gathered))
+    options = _part_of_vocabulary(shards, replaced(options, sequence_parallel=is_gathered))
     if not all(map(is_replicated, tokens)):
         divisor = _count(target, class_weight, divisor, options)
     if divisor is not None and is_distributed((divisor,)):
@@ -56,7 +54,7 @@ def linear_cross_entropy(
     gradient = [w if shard(w) == 0 else s for w, s in zip(table, summed(tokens), strict=True)]
     own = {"x": placed, "weight": gradient, "bias": gradient}
     local: dict[str, Any] = {name: shards.local(name, own.get(name)) for name in names}
-    outputs = run(inputs._replace(**local, divisor=divisor), options)
+    outputs = run(replaced(call, **local, divisor=divisor, options=options))
 
     def wrap(name: str, part: Tensor | None) -> Tensor | None:
         if part is None:
@@ -64,7 +62,7 @@ def linear_cross_entropy(
         by_token = name in _BY_TOKEN or options.reduction == "none" and name != "token_accuracy"
         return shards.wrap(part, tokens if by_token else summed(tokens), target.shape if by_token else ())
 
-    wrapped: dict[str, Any] = {name: wrap(name, part) for name, part in outputs._asdict().items()}
+    wrapped: dict[str, Any] = {name: wrap(name, part) for name, part in zip(outputs._fields, outputs, strict=True)}
     return LinearCrossEntropyOutput(**wrapped)
 
 
@@ -91,7 +89,7 @@ def _part_of_vocabulary(shards: Shards, options: Options) -> Options:
     ranks, size = shards.mesh.size(dimension), options.vocab_size
     if (ranks - 1) * -(-size // ranks) >= size:
         raise ValueError(f"weight has {size} rows and must have some on each of the {ranks} ranks that it is split over.")
-    return options._replace(group=shards.mesh.get_group(dimension).group_name, vocab_first=place[0])
+    return replaced(options, group=shards.mesh.get_group(dimension).group_name, vocab_first=place[0])
 
 
 def _count(target: Any, class_weight: Tensor | None, divisor: Tensor | None, options: Options) -> Tensor | None:

@@ -1,274 +1,475 @@
-"""The decision how a loss is computed: `Shape` -> `Tiling`, a way and the chunks of tokens and vocabulary that it takes."""
+"""Tiles of the kernels over chunks of logits, on Ascend and on CUDA, and of the product whose epilogue stores exponentials.
+
+Ascend: blocks as large as the Unified Buffer allows, of a length that leaves the shortest tail. CUDA: powers of two, whole
+rows on chip where they are not too long. This page imports no Triton: decide.py reads it on every machine.
+
+The product stores exponentials in its epilogue (sm_90). H200, ms of this kernel, of cuBLAS into bf16 alone, and of a sweep
+over fp32 logits at the memory's rate:
+
+    tokens x H x V           tiles of 128 x 256    128 x 128    cuBLAS    sweep
+    4096 x 1024 x 151936     2.25                  2.06         1.96      .87
+    2048 x 2880 x 201088     3.72                  3.80         3.53      .58
+    3072 x 4096 x 128256     4.96                  5.22         4.83      .55
+
+Two programs of a multiprocessor with tiles of 128 x 128 hide one's exponentials behind the other's products; the larger tile
+reads less. Tiles of 64 x 256 and 256 x 128, four stages, and quarters of a tile instead of halves were slower everywhere.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import torch
-from npu_tiling import Device
+from npu_tiling import ALL_TILES, Block, Device, Tile, Way, first_fit, footprint, persistent_grid
+from npu_tiling.budget.arithmetic import FP32, power_of_two
+from npu_tiling.calls import ALIGNMENT
+from npu_tiling.chips.detection import dry_runs
+from npu_tiling.launching.cuda import row_options
+from npu_tiling.launching.launcher import descriptor_type
 from npu_tiling.places import here
-from npu_tiling.pytorch.tensors import statistics_dtype
+from npu_tiling.plans import Plan
 
-from . import chunks, demands, parallel, splitting
-from .ascend import tiling as ascend
-from .ascend.tiling import AscendLaunch
-from .both.tiling.chunks import ROWS, ChunkKernel, ChunkShape
-from .chunks import Chunks, Layout
-from .cuda import tiling as cuda
-from .cuda.tiling import CudaLaunch, is_worth_it
-from .shape import Shape, Task
-from .splitting import Demand
-
-# fp16 sums over tokens are scaled to at most this many times their mean. A mean is at most as large as x, and in a
-# vocabulary of 2^15 as small as x / 2^15 / sqrt(tokens): both are within fp16's range if elements of x are at most 255.
-_MAX_SUM_OVER_MEAN = 256.0
-_MAX_EXPONENTIAL_COLUMNS = 2**20  # a kernel notes a number for each tile of a row
-_MAX_SORTED_COLUMNS = 2**24  # targets are sorted as fp32 numbers, in which integers up to here are exact
+ROWS = 2  # of a tile of a part of a row on Ascend: fewer would not keep row reductions in the vector unit
 
 
-class Way(Enum):
-    """How a loss and its gradients come about: ways/ has a class for each.
+class _Kernel(NamedTuple):
+    function: str
+    module: str
+    computes_statistics: bool
+    writes_in_place: bool  # over the logits
 
-    g is the gradient of the logits. Where it is a factor v of each row times exponentials E, one sweep writes E before v
-    is known, and v is multiplied in with the products.
-    """
 
-    WHOLE_ROWS = "PyTorch's product writes rows of logits; g takes their place; dx = g W, dW += g^T x"
-    EXPONENTIALS = "PyTorch's product writes rows of logits; E takes their place; dx = v (E W), dW += E^T (v x)"
-    PRODUCT = "a kernel's product writes rows of E, and no logits; dx = v (E W), dW += E^T (v x)"
-    KEPT_LOGITS = (
-        "PyTorch's product writes some columns of logits; all wait in dW's memory, and become g; dx = g W, dW = g^T x"
-    )
-    KEPT_EXPONENTIALS = (
-        "PyTorch's product writes some columns of logits; all E wait in dW's memory; dx = v (E W), dW = (v E)^T x"
-    )
-    KEPT_PRODUCT = "a kernel's product writes all E into dW's memory, and no logits; dx = v (E W), dW = (v E)^T x"
-    COLUMNS = (
-        "PyTorch's product writes some columns of logits, twice; the second time g takes their place; dx += g W, dW = g^T x"
-    )
-    DISTILLATION = (
-        "PyTorch's products write rows of a student's logits and of its teacher's; g takes the student's place; dx = g W,"
-        " dW += g^T x"
-    )
+class ChunkKernel(Enum):
+    """The kernels over chunks of logits."""
 
-    DISTRIBUTIONS = (
-        "PyTorch's product writes logits; a kernel reads what their distributions are; in the backward g takes their place"
-    )
-
-    @property
-    def multiplies(self) -> bool:
-        """Whether a kernel of ours multiplies x and the weight."""
-        return self in (Way.PRODUCT, Way.KEPT_PRODUCT)
+    STATISTICS = _Kernel("cross_entropy_statistics_kernel", "both.two_sweeps", True, False)
+    GRADIENT = _Kernel("cross_entropy_gradient_kernel", "both.two_sweeps", False, True)
+    BOTH = _Kernel("cross_entropy_kernel", "both.two_sweeps", True, True)
+    KEEP = _Kernel("cross_entropy_keep_kernel", "both.keep", True, False)
+    EXPONENTIALS = _Kernel("cross_entropy_exponentials_kernel", "both.one_sweep", True, True)
+    DISTRIBUTIONS = _Kernel("distribution_statistics_kernel", "both.distributions", True, False)
+    DISTRIBUTION_GRADIENT = _Kernel("distribution_gradient_kernel", "both.distributions", False, True)
+    DISTILLATION = _Kernel("distillation_kernel", "both.distillation", True, True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tiling:
-    """How a loss is computed.
+class ChunkShape:
+    """The sizes and options that decide a launch over a chunk of logits.
 
     Attributes:
-        shape: of the loss.
-        way: which class of ways/ runs.
-        chunks: where chunks end.
-        exact: the dtype of statistics and arithmetic.
-        product_dtype: of matrix products.
-        logits_dtype: of logits in memory, or of exponentials where there are never logits.
-        sum_dtype: of the sums that become the weight's gradient.
-        dweight_scale: factor of the sums that become the weight's gradient.
-        buffer: elements of the memory for logits.
-        sums_in_buffer: whether a chunk's exponentials leave memory in its logits' place for sums of dx.
-        why: why this way.
-        decided_at: file and line of the rule that chose it.
+        kernel: which one.
+        width: columns of the chunk.
+        itemsize: bytes of a logit.
+        written_itemsize: bytes of the gradient, exponential or copy that is written for a logit; 0 for none.
+        smoothed, entropy, argmax: whether sums of z, sums of exp times z, and the places of maxima are kept.
+        weighted: whether the sums of z have weights of the columns.
+        transformed: whether logits are biased, scaled or softcapped.
     """
 
-    shape: Shape = field(repr=False)
-    way: Way
-    chunks: Chunks
-    exact: torch.dtype
-    product_dtype: torch.dtype
-    logits_dtype: torch.dtype
-    sum_dtype: torch.dtype
-    dweight_scale: float
-    buffer: int
-    sums_in_buffer: bool
-    why: str
-    decided_at: str
+    kernel: ChunkKernel
+    width: int
+    itemsize: int
+    written_itemsize: int = 0
+    smoothed: bool = False
+    weighted: bool = False
+    entropy: bool = False
+    argmax: bool = False
+    transformed: bool = False
 
 
-class Rule(NamedTuple):
-    """A row of `RULES`.
+@dataclass(frozen=True, kw_only=True)
+class ChunkLaunch:
+    """One launch but for its number of rows: blocks and compiler options. Each chip has a class of its own.
 
     Attributes:
-        way: the class of ways/ that runs.
-        layout: how chunks take the vocabulary, by the memory budget and the lengths of products.
-        holds: the other condition.
-        why: the same in words.
-        decided_at: file and line of the row.
+        shape: the launch's.
+        device: the chip.
+        block_m, block_n: rows and columns of a tile; block_n is above the width where a row is one tile.
+        tail_n: columns of the last tile of a row, 0 for none.
+        decided_at: file and line of the rule.
     """
 
-    way: Way
-    layout: Layout
-    holds: Callable[[Shape], bool]
-    why: str
-    decided_at: str
+    shape: ChunkShape
+    device: Device = field(repr=False)
+    block_m: int
+    block_n: int
+    tail_n: int
+    decided_at: str = field(default="", repr=False, compare=False)
+
+    @property
+    def way(self) -> str:
+        return "blocks of columns" if self.streams else "whole rows"
+
+    @property
+    def why(self) -> str:
+        return f"a row of {self.shape.width} columns is {'longer than' * self.streams or 'within'} one tile"
+
+    @property
+    def streams(self) -> bool:
+        """Whether a row is more than one tile."""
+        return self.block_n <= self.shape.width
+
+    @property
+    def blocks(self) -> dict[str, int | bool]:
+        """The constants of every kernel over chunks."""
+        return {"N": self.shape.width, "BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "TAIL_N": self.tail_n}
+
+    def flags(self, *, is_padded: bool, barrier: bool, tiles: int) -> dict[str, int | bool]:
+        """The other constants that follow from the tiling.
+
+        Args:
+            is_padded: the logits' memory has whole tiles of rows.
+            barrier: the threads of a program meet before one overwrites elements that another may have to read.
+            tiles: the padded number of a row's tiles.
+        """
+        kernel = self.shape.kernel
+        if kernel is ChunkKernel.EXPONENTIALS:
+            return {"TILES": tiles, "PADDED": is_padded, "BARRIER": barrier}
+        found: dict[str, int | bool] = {}
+        if kernel in (ChunkKernel.STATISTICS, ChunkKernel.BOTH, ChunkKernel.DISTRIBUTIONS, ChunkKernel.DISTILLATION):
+            found["PADDED"] = is_padded
+        if kernel.value.writes_in_place:
+            found["BARRIER"] = barrier and self.shape.written_itemsize < self.shape.itemsize
+        return found
+
+    @property
+    def tiles(self) -> int:
+        """Whole blocks of a row."""
+        return max(1, self.shape.width // self.block_n)
 
 
-def rule(way: Way, layout: Layout, holds: Callable[[Shape], bool], why: str) -> Rule:
-    """A rule, with the file and line of the call."""
-    return Rule(way, layout, holds, why, here(2))
-
-
-def can_multiply(shape: Shape) -> bool:
-    """Whether a kernel's product of x and the weight can store exponentials, and is faster than PyTorch's and a sweep."""
-    in_bf16 = shape.x_dtype == torch.bfloat16 and shape.bias_dtype is None
-    if not (shape.is_readable and in_bf16 and is_v_times_e(shape)):
-        return False
-    assert shape.device is not None
-    # A chunk's rows, where its length was given: under `batch_invariant` the way must not depend on the number of tokens.
-    rows = shape.tokens if shape.options.chunk_tokens is None else shape.options.chunk_tokens
-    return is_worth_it(rows, shape.width, shape.vocabulary, shape.device)
-
-
-def is_v_times_e(shape: Shape) -> bool:
-    """Whether kernels can make the gradient of the logits as a factor of the row times exponentials."""
-    are_sorted = shape.vocabulary <= _MAX_SORTED_COLUMNS
-    return shape.device is not None and are_sorted and shape.is_row_factor_times_exponentials
-
-
-def saves_a_sweep(shape: Shape) -> bool:
-    """Whether a gradient that is known after the row would otherwise be written in a second sweep over whole rows."""
-    if shape.task is not Task.LOSS_AND_GRADIENTS or not is_v_times_e(shape):
-        return False
-    if shape.vocabulary > _MAX_EXPONENTIAL_COLUMNS:
-        return False
-    itemsize = shape.logits_dtype.itemsize
-    if shape.options.group:  # a second sweep reads logits again; v multiplies sums of dx, in fp32, and x
-        return shape.vocabulary * itemsize > shape.width * (itemsize + 3 * shape.x_dtype.itemsize)
-    assert shape.device is not None
-    both = ChunkShape(
-        kernel=ChunkKernel.BOTH, width=shape.vocabulary, itemsize=itemsize, written_itemsize=shape.x_dtype.itemsize
-    )
-    return chunk_launch(both, shape.device).streams
-
-
-def is_of_distributions(shape: Shape) -> bool:
-    """Whether there are no losses."""
-    return shape.is_of_distributions
-
-
-def always(shape: Shape) -> bool:
-    """Holds for every shape."""
-    return True
-
-
-# The first row that holds is taken. Chunks of KEPT_PRODUCT and PRODUCT come from `demands.of_product`; those of
-# the other ways from `demands.of_logits`.
-RULES = (
-    rule(Way.DISTRIBUTIONS, Layout.ROWS, is_of_distributions, "outputs of distributions; whole rows fit"),
-    rule(Way.DISTRIBUTIONS, Layout.COLUMNS, is_of_distributions, "outputs of distributions; few whole rows fit"),
-    rule(Way.KEPT_PRODUCT, Layout.KEPT, can_multiply, "a kernel's product stores exponentials, and all of them are kept"),
-    rule(Way.PRODUCT, Layout.ROWS, can_multiply, "a kernel's product stores exponentials of whole rows"),
-    rule(Way.KEPT_EXPONENTIALS, Layout.KEPT, is_v_times_e, "the logits of all rows do not fit in one chunk; the gradient"
-          " is v times E, a factor of each row times its exponentials"),
-    rule(Way.KEPT_LOGITS, Layout.KEPT, always, "the logits of all rows do not fit in one chunk; the gradient is not v times"
-          " E, a factor of each row times its exponentials (smoothing, argmax, fp16, a CPU, or more than 2^24 columns)"),
-    rule(Way.COLUMNS, Layout.COLUMNS, always, "few whole rows fit at a time, and the weight's gradient cannot keep all"
-          " logits (more tokens than columns of x, no such gradient, a bias, or an option)"),
-    rule(Way.EXPONENTIALS, Layout.ROWS, saves_a_sweep, "whole rows fit; the gradient is v times E: one sweep, not two"),
-    rule(Way.WHOLE_ROWS, Layout.ROWS, always, "whole rows fit, and the gradient takes the logits' place: it is more than v"
-          " times E (smoothing, entropy, softcap, argmax, a bias's gradient, an adapter or fp16), or E would save no sweep"
-          " (no gradients in this pass, statistics that an earlier pass computed, rows of one tile, on ranks short ones, or"
-          " of more than 2^20 columns, or a CPU)"),
-)  # fmt: skip
-
-
-@functools.lru_cache(maxsize=1024)
-def choose(shape: Shape) -> Tiling:
-    """The way, by `RULES`, and the chunks. Ranks that share a vocabulary cut tokens as an average rank does.
-
-    Their ways may differ: each way exchanges once, at the end of a chunk of tokens.
-    """
-    average = _of_average_rank(shape) if shape.options.group else shape
-    agreed = None if average == shape else choose(average).chunks
-    plans = {False: _split(shape, demands.of_logits(shape), agreed)}
-    if can_multiply(shape):
-        plans[True] = _split(shape, demands.of_product(shape), agreed)
-    for each in RULES:
-        parts, sum_dtype = plans.get(each.way.multiplies, (None, None))
-        if parts is not None and sum_dtype is not None and parts.layout is each.layout and each.holds(shape):
-            return made(shape, each, parts, sum_dtype)
-    raise AssertionError(f"no rule for {shape}")
-
-
-def _of_average_rank(shape: Shape) -> Shape:
-    """The shape of a rank with the average number of columns, whose tensors TMA can read: it is equal on all ranks."""
-    columns = parallel.most_columns(shape.options, shape.vocabulary)
-    return shape._replace(vocabulary=columns, is_readable=True, options=shape.options._replace(vocab_first=0))
+def equal_units(columns: int, longest: int, unit: int) -> int:
+    """The length of blocks of nearly one length."""
+    return ceil(columns / ceil(columns / longest) / unit) * unit
 
 
 def chunk_launch(shape: ChunkShape, device: Device) -> CudaLaunch | AscendLaunch:
     """Blocks of a launch over a chunk of logits. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
-    return (cuda if device.kind == "cuda" else ascend).chunk_launch(shape, device)
+    return cuda_launch(shape, device) if device.kind == "cuda" else ascend_launch(shape, device)
 
 
-def smaller(launch: CudaLaunch | AscendLaunch) -> AscendLaunch | None:
-    """The next smaller launch for a compiler that needs more Unified Buffer than was declared; None at the end."""
-    return ascend.smaller(launch) if isinstance(launch, AscendLaunch) else None
+# Launches of other kernels.
 
 
-def _split(shape: Shape, demand: Demand, agreed: Chunks | None) -> tuple[Chunks, torch.dtype]:
-    """Chunks, and the dtype of the sums that become the weight's gradient."""
-    parts, sum_dtype = _split_within(shape, demand, shape.options.chunk_tokens, shape.options.memory_budget)
-    if agreed is None or parts.tokens == agreed.tokens:
-        return parts, sum_dtype
-    budget = shape.options.memory_budget
-    if budget is None and agreed.layout is not Layout.ROWS:
-        budget = splitting.budget_of(None, shape.device)  # without a budget, chunks of a given length take whole rows
-    parts, sum_dtype = _split_within(shape, demand, agreed.longest[0], budget)
-    why = f"ranks cut tokens alike, as for the average of their columns: {agreed.why}"
-    return dataclasses.replace(parts, tokens=agreed.tokens, why=why), sum_dtype
+class FourWarps:
+    """A launch whose programs have four warps on CUDA."""
+
+    device: Device
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Compiler options."""
+        return {"num_warps": 4} if self.device.kind == "cuda" else {}
 
 
-def _split_within(
-    shape: Shape, demand: Demand, chunk_tokens: int | None, memory_budget: int | None
-) -> tuple[Chunks, torch.dtype]:
-    limits = (chunk_tokens, memory_budget, shape.device)
-    if shape.options.accum_dtype is not None:
-        return splitting.split(demand, *limits), shape.options.accum_dtype
-    parts, in_fp32 = splitting.split_and_sum(demand, *limits)
-    return parts, statistics_dtype(shape.x_dtype) if in_fp32 or shape.frozen_width else shape.weight_dtype
+def row_block(width: int, longest: Mapping[str, int], device: Device) -> int:
+    """Columns of a block of a row; `longest`: by kind of device."""
+    most = longest[device.kind]
+    return min(most, power_of_two(width)) if device.kind == "cuda" else equal_units(width, most, _UNIT)
 
 
-def made(shape: Shape, rule: Rule, parts: Chunks, sum_dtype: torch.dtype) -> Tiling:
-    """The tiling of a rule, with its chunks and the dtype of the sums that become the weight's gradient."""
-    multiplies, (tokens, columns) = rule.way.multiplies, parts.longest
-    if shape.device is not None and shape.device.kind == "ascend":  # whose programs read whole tiles of rows
-        tokens = ceil(tokens / ROWS) * ROWS
-    stores = shape.needs.dx or shape.needs.dweight or not multiplies
-    return Tiling(
+def all_or_one(device: Device) -> int:
+    """Programs of a core: on CUDA one for each tile."""
+    return ALL_TILES if device.kind == "cuda" else 1
+
+
+# Ascend.
+
+# Bytes that one transfer should have: 8 KB reach 76 % of the bandwidth, 16 KB 94 %, and more leaves no room for the rest.
+_TRANSFER_BYTES = 16 * 1024
+_MAX_ROWS = 64
+_UNIT = 16  # columns that make up one aligned piece of a row, of logits and of gradients
+_MIN_SHARE = 0.75  # of the longest block: a block may be this short where it leaves a shorter tail
+_MIN_SHARE_EXACT = 0.5  # and this short where it leaves none, of a row of few blocks
+_FEW_BLOCKS = 8
+_NUMBERS = 8  # fp32 numbers of 32 bytes, which the numbers of a row's tiles are padded to
+# Unified Buffer, for an element of a tile, that a kernel of statistics and gradient needs for its loads to overlap
+# arithmetic. Below that it still compiles, but CANN 9.0 and later put temporaries where the next block is being loaded.
+_OVERLAPPING_BYTES = {ChunkKernel.BOTH: 53, ChunkKernel.KEEP: 53, ChunkKernel.EXPONENTIALS: 28}
+_ROW_VALUES = 6  # padded to 32 bytes each
+_WEIGHT_TILES = 3  # fp32: weights of columns, of those before, and what one of them is multiplied by
+_ROW_TILES = 7  # fp32, of a tile that is a whole row
+_DISTILLATION_TILES = 14  # fp32, of whole rows of a student's logits and a teacher's
+_DISTILLATION_SUMS = 3  # more of them where running sums are kept from tile to tile
+# More of them: CANN 8.5 sets flags twice where the tiles fill the Unified Buffer, compiler fault 6.
+_DISTILLATION_ROOM = 4
+_EXPONENTIAL_TILES = {"dav-c220": 3, "dav-c310": 4}  # fp32, of a tile of exponentials
+_REFERENCES = 3  # fp32, of each tile of a row
+_SHORT_BLOCK = 1024  # columns of a block of exponentials; shorter ones leave room enough
+
+
+@dataclass(frozen=True, kw_only=True)
+class AscendLaunch(ChunkLaunch):
+    """A launch on the vector cores of an Ascend chip."""
+
+    def grid(self, rows: int) -> int:
+        return persistent_grid(ceil(rows / self.block_m), self.device)
+
+    @property
+    def ub_bytes(self) -> int:
+        """Unified Buffer that the declared tiles take."""
+        blocks = {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n}
+        return footprint(tiles(self.shape, self.device, self.tail_n, streams=self.streams), blocks, self.device)
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        padded = ceil(self.tiles / _NUMBERS) * _NUMBERS
+        return {**self.blocks, **self.flags(is_padded=self.block_m <= ROWS, barrier=False, tiles=padded)}
+
+    @property
+    def options(self) -> dict[str, int]:
+        return {}
+
+
+def ascend_launch(shape: ChunkShape, device: Device) -> AscendLaunch:
+    """Blocks for a chunk of logits. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+    # Whole rows, as many as make one good transfer, where two fit.
+    wanted = min(_MAX_ROWS, max(ROWS, _TRANSFER_BYTES // (shape.width * shape.itemsize)))
+    whole_rows = Way(False, tiles(shape, device, shape.width, streams=False), (Block("BLOCK_M", wanted, ROWS),))
+    largest = min(shape.width, _TRANSFER_BYTES // shape.itemsize)
+    if shape.kernel in _OVERLAPPING_BYTES:
+        largest = min(largest, device.ub_bytes // (ROWS * _OVERLAPPING_BYTES[shape.kernel]))
+    largest = largest // _UNIT * _UNIT
+    columns = Block("BLOCK_N", largest, _UNIT, _UNIT), Block("BLOCK_M", ROWS, ROWS)
+    streams, blocks = first_fit([whole_rows, Way(True, tiles(shape, device, 0, streams=True), columns)], device)
+    if streams:
+        return _streaming(shape, device, blocks["BLOCK_N"])
+    return AscendLaunch(
         shape=shape,
-        way=rule.way,
-        chunks=parts,
-        exact=statistics_dtype(shape.x_dtype),
-        product_dtype=shape.logits_dtype,
-        logits_dtype=shape.x_dtype if multiplies else shape.logits_dtype,
-        sum_dtype=sum_dtype,
-        dweight_scale=_scale_of_sums(shape),
-        buffer=tokens * chunks.pitch(columns) if stores else 0,
-        sums_in_buffer=rule.way is Way.EXPONENTIALS and demands.has_room_for_sums(shape),
-        why=rule.why,
-        decided_at=rule.decided_at,
+        device=device,
+        block_m=blocks["BLOCK_M"],
+        block_n=shape.width + _UNIT,
+        tail_n=shape.width,
+        decided_at=here(),
     )
 
 
-def _scale_of_sums(shape: Shape) -> float:
-    """The factor of sums that become the weight's gradient: a power of two, below 1 where gradients are left unfinished."""
-    scale = 1.0
-    while shape.unfinished and scale > _MAX_SUM_OVER_MEAN / max(1, shape.tokens):
-        scale /= 2.0
-    return scale
+def smaller(launch: ChunkLaunch) -> AscendLaunch | None:
+    """The next smaller launch for a compiler that needs more Unified Buffer than was declared; None at the end."""
+    if not isinstance(launch, AscendLaunch):
+        return None
+    if launch.streams:
+        block = launch.block_n // 2 // _UNIT * _UNIT
+    elif launch.block_m > ROWS:
+        return dataclasses.replace(launch, block_m=max(ROWS, launch.block_m // 2))
+    else:
+        block = launch.shape.width // 2 // _UNIT * _UNIT
+    return _streaming(launch.shape, launch.device, block) if block else None
+
+
+def _streaming(shape: ChunkShape, device: Device, largest: int) -> AscendLaunch:
+    """Blocks of at most `largest` columns, and not much less, of a length that leaves no tail or the shortest one."""
+
+    def launch(columns: int) -> AscendLaunch:
+        tail = shape.width % columns
+        return AscendLaunch(shape=shape, device=device, block_m=ROWS, block_n=columns, tail_n=tail, decided_at=here())
+
+    shortest = int(largest * _MIN_SHARE_EXACT) if shape.width < _FEW_BLOCKS * largest else largest
+    for columns in range(largest, shortest, -_UNIT):
+        if shape.width % columns == 0 and launch(columns).ub_bytes <= device.ub_bytes:
+            return launch(columns)
+    while True:
+        shortest = max(_UNIT, int(largest * _MIN_SHARE) // _UNIT * _UNIT)
+        lengths = range(shortest, largest + 1, _UNIT)
+        for columns in sorted(lengths, key=lambda columns: (shape.width % columns, -columns)):
+            if launch(columns).ub_bytes <= device.ub_bytes or columns == _UNIT:
+                return launch(columns)
+        largest = shortest
+
+
+def tiles(shape: ChunkShape, device: Device, tail: int, *, streams: bool) -> list[Tile]:
+    """The tiles that a kernel keeps on chip at once, as the compiler of CANN 8.5 and 9.0 plans them on a 910B.
+
+    A value that a loop carries takes two buffers. The statistics of single rows are small, but every one is padded.
+    """
+    found = [Tile("statistics of rows", ("BLOCK_M", 1), FP32, _ROW_VALUES)]
+    if shape.kernel is ChunkKernel.EXPONENTIALS:
+        exponentials = _EXPONENTIAL_TILES[device.arch] + shape.transformed
+        if not streams:
+            found.append(Tile("statistics of the rows before", ("BLOCK_M", 1), FP32, _ROW_VALUES))
+        if tail:
+            found.append(Tile("tail of a row", ("BLOCK_M", tail), FP32, exponentials))
+        if streams:
+            references = ceil(shape.width / _SHORT_BLOCK)
+            found.append(Tile("references of tiles", ("BLOCK_M", references), FP32, _REFERENCES))
+            block = ("BLOCK_M", "BLOCK_N")
+            found.append(Tile("exponentials", block, FP32, exponentials))
+        return found
+    if shape.kernel is ChunkKernel.DISTILLATION:
+        arithmetic = _DISTILLATION_TILES + 2 * shape.transformed
+        if streams:
+            arithmetic += _DISTILLATION_SUMS + _DISTILLATION_ROOM
+        length: str | int = "BLOCK_N" if streams else tail
+        found.append(Tile("numbers of rows", ("BLOCK_M", 1), FP32, 2 * _ROW_VALUES))
+        return [*found, Tile("arithmetic on both rows", ("BLOCK_M", length), FP32, arithmetic)]
+    if not streams:
+        arithmetic = _ROW_TILES + 2 * shape.transformed + shape.argmax
+        return [*found, Tile("row", ("BLOCK_M", tail), FP32, arithmetic)]
+    block = ("BLOCK_M", "BLOCK_N")
+    computes_statistics = shape.kernel.value.computes_statistics
+    found.append(Tile("logits read", block, shape.itemsize, 2))
+    if shape.written_itemsize:
+        found.append(Tile("gradient, fp32", block, FP32, 1 if computes_statistics else 2))
+    found.append(Tile("fp32 arithmetic", block, FP32, 3))
+    if computes_statistics:
+        found.append(Tile("running maxima and sums", block, FP32, 4))
+        if shape.smoothed:
+            of_z = 1 if shape.kernel is ChunkKernel.DISTRIBUTIONS else 3  # whose other sums leave it memory
+            found.append(Tile("running sums of z", block, FP32, of_z + _WEIGHT_TILES * shape.weighted))
+            found.append(Tile("where maxima rise, a bit of each element", (1, "BLOCK_N"), 1))
+        if shape.argmax:
+            found.append(Tile("places of maxima", block, FP32 + FP32 // 2, 2))
+        if shape.entropy:
+            found.append(Tile("running sums of exp times z", block, FP32, 4))
+        if shape.kernel is ChunkKernel.DISTRIBUTIONS:
+            found.append(Tile("running sums of exp squared", block, FP32, 2))
+    elif shape.smoothed or shape.entropy or shape.transformed:
+        found.append(Tile("further arithmetic", block, FP32))
+    if tail:
+        found.append(Tile("tail of a row", ("BLOCK_M", tail), FP32, _ROW_TILES))
+    return found
+
+
+# CUDA.
+
+_ROW = 8192  # columns up to which whole rows are on chip
+_BLOCK = 8192  # columns of a block beyond
+_TILE = 4096  # elements of a tile of several short rows
+_ELEMENTS_PER_WARP = 512  # of a tile
+# The same of exponentials. H200, 1024 rows of 128256 and 50257 fp32 logits: .204 and .098 ms. With 512: .291 and .094.
+# With 512 and blocks of 4096: .202 and .103.
+_EXPONENTIALS_PER_WARP = 1024
+_MIN_WARPS, _MAX_WARPS = 4, 16
+_PRODUCT_M, _PRODUCT_H, _STAGES = 128, 64, 3
+_WIDE, _NARROW = 256, 128  # columns of a tile: with the stages and half a tile of exponentials 180 and 115 KB on chip
+_NARROW_TERMS = 2048  # terms of a sum below which tiles are narrow
+_ARCH = "sm_90"  # on other GPUs it was not measured
+_ROWS_IN_CACHE = 24 * 2**20  # bytes of x that programs that run together read, of 50 MB of level 2 cache
+_MIN_OPERATIONS = 2e11  # about .3 ms: a shorter product saves less than its launches cost on the host
+_SUM_ROWS, _SUM_TILES = 32, 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class CudaLaunch(ChunkLaunch):
+    """A launch of a program for each tile of rows.
+
+    Attributes:
+        warps: warps of a program.
+    """
+
+    warps: int
+
+    def grid(self, rows: int) -> int:
+        return persistent_grid(ceil(rows / self.block_m), self.device, per_core=ALL_TILES)
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        return {**self.blocks, **self.flags(is_padded=False, barrier=True, tiles=power_of_two(self.tiles))}
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Compiler options."""
+        return row_options(min(self.block_n, self.tail_n or self.block_n), self.warps)
+
+
+def cuda_launch(shape: ChunkShape, device: Device) -> CudaLaunch:
+    """Blocks for a chunk of logits."""
+    width, exponentials = power_of_two(shape.width), shape.kernel is ChunkKernel.EXPONENTIALS
+    if width <= _ROW:
+        rows, block, tail = max(1, _TILE // width), 2 * width, width
+    else:
+        rows, block, rest = 1, _BLOCK, shape.width % _BLOCK
+        tail = power_of_two(rest) if rest else 0
+    elements = rows * min(block, width)
+    warps = elements // (_EXPONENTIALS_PER_WARP if exponentials else _ELEMENTS_PER_WARP)
+    warps = min(max(warps, _MIN_WARPS), _MAX_WARPS)
+    blocks = {"block_m": rows, "block_n": block, "tail_n": tail}
+    return CudaLaunch(shape=shape, device=device, **blocks, warps=warps, decided_at=here())
+
+
+def is_worth_it(tokens: int, width: int, vocabulary: int, device: Device) -> bool:
+    """Whether the product with exponentials is faster than PyTorch's and a sweep, for sizes whose rows TMA can read."""
+    return device.arch == _ARCH and width % 8 == 0 and 2 * tokens * width * vocabulary >= _MIN_OPERATIONS
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProductLaunch:
+    """Tiles of 128 x 256, or of 128 x 128 where a sum has few terms: the table at the top of this page."""
+
+    width: int
+    device: Device = field(repr=False)
+
+    @property
+    def blocks(self) -> tuple[int, int, int]:
+        """Rows of x and of the weight in a tile, and terms that are multiplied at a time."""
+        return _PRODUCT_M, _NARROW if self.width < _NARROW_TERMS else _WIDE, _PRODUCT_H
+
+    def column_tiles(self, columns: int) -> int:
+        return ceil(columns / self.blocks[1])
+
+    def grid(self, rows: int, columns: int) -> int:
+        """Programs: as many as are on chip at a time."""
+        per_core = 2 if self.blocks[1] == _NARROW else 1
+        return min(ceil(rows / _PRODUCT_M) * self.column_tiles(columns), per_core * self.device.vector_cores)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        block_m, block_n, block_h = self.blocks
+        group = max(1, _ROWS_IN_CACHE // (2 * block_m * self.width))
+        return {"H": self.width, "BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_H": block_h, "GROUP": group}
+
+    @property
+    def options(self) -> dict[str, int]:
+        return {"num_warps": 4 if self.blocks[1] == _NARROW else 8, "num_stages": _STAGES}
+
+
+def is_possible(p: Plan, x: Any, weight: Any, weight_grad: Any) -> bool:
+    """Whether TMA can read x and the weight, and the installed Triton (3.4 and later) takes descriptors from the host.
+
+    What is added to `weight_grad` for targets is added to rows whose columns are adjacent.
+    """
+    on_cuda = p.chip is not None and p.chip.kind == "cuda" and (weight_grad is None or weight_grad.strides[1] == 1)
+    is_readable = on_cuda and p.is_aligned and all(map(_is_readable, (x, weight)))
+    return is_readable and (bool(dry_runs) or descriptor_type() is not None)
+
+
+def _is_readable(matrix: Any) -> bool:
+    step, next_element = matrix.strides
+    apart = next_element == 1 and step >= matrix.shape[1]  # TMA cannot address rows that overlap, as expanded ones do
+    return apart and all(count * matrix.dtype.itemsize % ALIGNMENT == 0 for count in (step, matrix.start))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferencesLaunch:
+    """A program multiplies one row of x by its target's row of the weight."""
+
+    vocabulary: int
+    width: int
+
+    @property
+    def constants(self) -> dict[str, int]:
+        return {"N": self.vocabulary, "H": self.width, "BLOCK_H": 1024}
+
+    @property
+    def options(self) -> dict[str, int]:
+        return {"num_warps": 4}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumsLaunch:
+    """A program adds the sums of 32 rows over all tiles of columns."""
+
+    def grid(self, rows: int) -> int:
+        return ceil(rows / _SUM_ROWS)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        return {"BLOCK_M": _SUM_ROWS, "BLOCK_T": _SUM_TILES}
+
+    @property
+    def options(self) -> dict[str, int]:
+        return {"num_warps": 4}

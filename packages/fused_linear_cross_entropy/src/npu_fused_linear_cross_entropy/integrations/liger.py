@@ -12,7 +12,7 @@ from npu_tiling.hooks import Hook
 from torch import Tensor
 
 from ..api import fused_linear_cross_entropy
-from ..rows import LinearCrossEntropyOutput
+from ..call import LinearCrossEntropyOutput
 
 PREFERENCE = 1  # Liger takes the lowest rank of what can run; its own begin at 10
 _hook = Hook()

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..api import fused_linear_cross_entropy
-from ..log_prob_outputs import LogProbs
+from ..call import LogProbs
 from ..log_probs import linear_log_probs
 
 _hook = Hook()

@@ -14,7 +14,7 @@ from npu_tiling.hooks import Hook
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from ..log_prob_outputs import LogProbs
+from ..call import LogProbs
 from ..log_probs import linear_log_probs
 
 _hook = Hook()

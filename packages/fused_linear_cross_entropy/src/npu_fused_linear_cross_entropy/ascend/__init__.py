@@ -1,1 +1,0 @@
-"""The tiling of kernels on Ascend; the kernels are in both/."""

@@ -1,1 +1,0 @@
-"""Kernels for CUDA alone, and the tiling of all kernels there."""

@@ -1,0 +1,728 @@
+"""How a loss is computed: the way, by `RULES`, and how many tokens and columns of the vocabulary have logits at a time.
+
+Each chunk of tokens reads the weight and adds to its gradient, so it must be long enough for matrix products to take longer
+than that traffic; longer chunks only take memory. With T tokens a product with the weight does 2 T H V operations, and the
+one that adds to the weight's gradient moves 2 H V elements of it:
+
+    T = OVERLAP * (operations per second) / (bytes per second) * (bytes of an element)
+
+but no more than the memory budget allows.
+
+More tokens take chunks of the vocabulary or of tokens. With chunks of the vocabulary the gradient needs all logits a second
+time. The first case that holds is taken:
+
+    all logits may be kept (`Demand.kept_bytes`) and fit, in x's dtype, in the memory of the weight's gradient (in equal
+    dtypes: tokens <= H): chunks of the vocabulary, whose logits are kept there; no chunk adds to another chunk's result
+    the budget allows at least three eighths of T tokens (`_MIN_CHUNK_SHARE`): chunks of tokens
+    else: chunks of the vocabulary, whose logits are computed twice
+
+`Shape` has all that this depends on, `Demand` the memory that follows from it, and `Tiling` the decision.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from math import ceil
+from typing import NamedTuple
+
+import torch
+from npu_tiling import Device
+from npu_tiling.budget.arithmetic import FP32
+from npu_tiling.places import here
+from npu_tiling.pytorch import collectives
+from npu_tiling.pytorch.tensors import statistics_dtype
+
+from .call import EachOptions, Needs, Options
+from .tiling import ROWS, ChunkKernel, ChunkShape, ProductLaunch, chunk_launch, is_worth_it
+
+
+class Task(Enum):
+    """Results of one call of an operator."""
+
+    LOSS = "the outputs alone"
+    LOSS_AND_GRADIENTS = "the outputs, and the gradients of a loss that is one number"
+    GRADIENTS = "gradients, given those of the losses and entropies"
+    DISTRIBUTIONS = "moments and log-probabilities of each token's distribution"
+    DISTRIBUTION_GRADIENTS = "gradients, given those of moments and log-probabilities"
+
+
+class Shape(NamedTuple):
+    """All that the decision how a loss is computed depends on.
+
+    Attributes:
+        task: the results.
+        tokens, width, vocabulary: N, H and the rows of the weight.
+        x_dtype, weight_dtype: of x, and of the weight as it was given.
+        bias_dtype: None where there is no bias.
+        options: of the loss.
+        needs: which gradients are computed.
+        unfinished: whether factors of the gradients are left for later (see `target_facts` in loss/reference.py).
+        writes_fp32: whether matrix products of x's dtype can be fp32.
+        frozen_width: of the columns of x, those of a weight that is not trained; the others are an adapter's.
+        is_readable: whether a kernel's own matrix product can read x and the weight (see `is_possible` in loss/product.py).
+        device: whose kernels run; None for plain PyTorch.
+    """
+
+    task: Task
+    tokens: int
+    width: int
+    vocabulary: int
+    x_dtype: torch.dtype
+    weight_dtype: torch.dtype
+    bias_dtype: torch.dtype | None
+    options: Options
+    needs: Needs
+    unfinished: bool
+    writes_fp32: bool
+    is_readable: bool
+    device: Device | None
+    frozen_width: int = 0
+
+    @property
+    def is_of_distributions(self) -> bool:
+        """Whether there are no losses."""
+        return self.task in (Task.DISTRIBUTIONS, Task.DISTRIBUTION_GRADIENTS)
+
+    @property
+    def is_row_factor_times_exponentials(self) -> bool:
+        """Whether the gradient of the logits is a factor of the row times exponentials, in a dtype with fp32's range."""
+        options = self.options
+        other = (
+            self.is_of_distributions
+            or self.frozen_width
+            or options.softcap is not None
+            or options.return_entropy
+            or options.smoothed
+            or options.argmax
+        )
+        return not other and not self.needs.dbias and self.x_dtype != torch.float16
+
+    @property
+    def logits_dtype(self) -> torch.dtype:
+        """The dtype that PyTorch's product of x and the weight is rounded to."""
+        return statistics_dtype(self.x_dtype) if self.writes_fp32 else self.x_dtype
+
+
+_PITCH_UNIT = 16  # elements that the pitch of a row of logits is a multiple of: a multiple of 32 bytes in every dtype
+
+
+class Layout(Enum):
+    """How a chunk takes the vocabulary."""
+
+    ROWS = "whole rows of logits"
+    KEPT = "some columns at a time, whose logits are kept in the memory of the weight's gradient"
+    COLUMNS = "some columns at a time, whose logits are computed twice"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunks:
+    """Where chunks end, and how the vocabulary is taken.
+
+    Attributes:
+        tokens: chunks of tokens.
+        columns: chunks of the vocabulary; one if whole rows of logits are in memory.
+        kept: parts of the vocabulary, of a few chunks each, whose logits are kept in those rows of the weight's gradient;
+            empty if logits are not kept.
+        why: the rule that decided.
+    """
+
+    tokens: tuple[slice, ...]
+    columns: tuple[slice, ...]
+    kept: tuple[slice, ...] = ()
+    why: str
+
+    @property
+    def layout(self) -> Layout:
+        """How the vocabulary is taken."""
+        if self.kept:
+            return Layout.KEPT
+        return Layout.COLUMNS if len(self.columns) > 1 else Layout.ROWS
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """Tokens and columns of the largest chunk."""
+        return tuple(max((part.stop - part.start for part in parts), default=0) for parts in (self.tokens, self.columns))  # type: ignore[return-value]
+
+
+def pitch(columns: int) -> int:
+    """Elements from one row of logits to the next."""
+    return ceil(columns / _PITCH_UNIT) * _PITCH_UNIT
+
+
+# fp16 sums over tokens are scaled to at most this many times their mean. A mean is at most as large as x, and in a
+# vocabulary of 2^15 as small as x / 2^15 / sqrt(tokens): both are within fp16's range if elements of x are at most 255.
+_MAX_SUM_OVER_MEAN = 256.0
+_MAX_EXPONENTIAL_COLUMNS = 2**20  # a kernel notes a number for each tile of a row
+_MAX_SORTED_COLUMNS = 2**24  # targets are sorted as fp32 numbers, in which integers up to here are exact
+
+
+class Way(Enum):
+    """How a loss and its gradients come about: loss/ways.py has a function for each.
+
+    g is the gradient of the logits. Where it is a factor v of each row times exponentials E, one sweep writes E before v
+    is known, and v is multiplied in with the products.
+    """
+
+    WHOLE_ROWS = "PyTorch's product writes rows of logits; g takes their place; dx = g W, dW += g^T x"
+    EXPONENTIALS = "PyTorch's product writes rows of logits; E takes their place; dx = v (E W), dW += E^T (v x)"
+    PRODUCT = "a kernel's product writes rows of E, and no logits; dx = v (E W), dW += E^T (v x)"
+    KEPT_LOGITS = (
+        "PyTorch's product writes some columns of logits; all wait in dW's memory, and become g; dx = g W, dW = g^T x"
+    )
+    KEPT_EXPONENTIALS = (
+        "PyTorch's product writes some columns of logits; all E wait in dW's memory; dx = v (E W), dW = (v E)^T x"
+    )
+    KEPT_PRODUCT = "a kernel's product writes all E into dW's memory, and no logits; dx = v (E W), dW = (v E)^T x"
+    COLUMNS = (
+        "PyTorch's product writes some columns of logits, twice; the second time g takes their place; dx += g W, dW = g^T x"
+    )
+    DISTILLATION = (
+        "PyTorch's products write rows of a student's logits and of its teacher's; g takes the student's place; dx = g W,"
+        " dW += g^T x"
+    )
+
+    DISTRIBUTIONS = (
+        "PyTorch's product writes logits; a kernel reads what their distributions are; in the backward g takes their place"
+    )
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether a kernel of ours multiplies x and the weight."""
+        return self in (Way.PRODUCT, Way.KEPT_PRODUCT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiling:
+    """How a loss is computed.
+
+    Attributes:
+        shape: of the loss.
+        way: which function of loss/ways.py runs.
+        chunks: where chunks end.
+        exact: the dtype of statistics and arithmetic.
+        product_dtype: of matrix products.
+        logits_dtype: of logits in memory, or of exponentials where there are never logits.
+        sum_dtype: of the sums that become the weight's gradient.
+        dweight_scale: factor of the sums that become the weight's gradient.
+        buffer: elements of the memory for logits.
+        sums_in_buffer: whether a chunk's exponentials leave memory in its logits' place for sums of dx.
+        why: why this way.
+        decided_at: file and line of the rule that chose it.
+    """
+
+    shape: Shape = field(repr=False)
+    way: Way
+    chunks: Chunks
+    exact: torch.dtype
+    product_dtype: torch.dtype
+    logits_dtype: torch.dtype
+    sum_dtype: torch.dtype
+    dweight_scale: float
+    buffer: int
+    sums_in_buffer: bool
+    why: str
+    decided_at: str
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.way))  # before Python 3.12 the slices of chunks have none
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """None: what is decided is no kernel's."""
+        return {}
+
+    @property
+    def options(self) -> dict[str, int]:
+        return {}
+
+
+class Rule(NamedTuple):
+    """A row of `RULES`.
+
+    Attributes:
+        way: the function of loss/ways.py that runs.
+        layout: how chunks take the vocabulary, by the memory budget and the lengths of products.
+        holds: the other condition.
+        why: the same in words.
+        decided_at: file and line of the row.
+    """
+
+    way: Way
+    layout: Layout
+    holds: Callable[[Shape], bool]
+    why: str
+    decided_at: str
+
+
+def rule(way: Way, layout: Layout, holds: Callable[[Shape], bool], why: str) -> Rule:
+    """A rule, with the file and line of the call."""
+    return Rule(way, layout, holds, why, here(2))
+
+
+def can_multiply(shape: Shape) -> bool:
+    """Whether a kernel's product of x and the weight can store exponentials, and is faster than PyTorch's and a sweep."""
+    in_bf16 = shape.x_dtype == torch.bfloat16 and shape.bias_dtype is None
+    if not (shape.is_readable and in_bf16 and is_v_times_e(shape)):
+        return False
+    assert shape.device is not None
+    # A chunk's rows, where its length was given: under `batch_invariant` the way must not depend on the number of tokens.
+    rows = shape.tokens if shape.options.chunk_tokens is None else shape.options.chunk_tokens
+    return is_worth_it(rows, shape.width, shape.vocabulary, shape.device)
+
+
+def is_v_times_e(shape: Shape) -> bool:
+    """Whether kernels can make the gradient of the logits as a factor of the row times exponentials."""
+    are_sorted = shape.vocabulary <= _MAX_SORTED_COLUMNS
+    return shape.device is not None and are_sorted and shape.is_row_factor_times_exponentials
+
+
+def saves_a_sweep(shape: Shape) -> bool:
+    """Whether a gradient that is known after the row would otherwise be written in a second sweep over whole rows."""
+    if shape.task is not Task.LOSS_AND_GRADIENTS or not is_v_times_e(shape):
+        return False
+    if shape.vocabulary > _MAX_EXPONENTIAL_COLUMNS:
+        return False
+    itemsize = shape.logits_dtype.itemsize
+    if shape.options.group:  # a second sweep reads logits again; v multiplies sums of dx, in fp32, and x
+        return shape.vocabulary * itemsize > shape.width * (itemsize + 3 * shape.x_dtype.itemsize)
+    assert shape.device is not None
+    both = ChunkShape(
+        kernel=ChunkKernel.BOTH, width=shape.vocabulary, itemsize=itemsize, written_itemsize=shape.x_dtype.itemsize
+    )
+    return chunk_launch(both, shape.device).streams
+
+
+def is_of_distributions(shape: Shape) -> bool:
+    """Whether there are no losses."""
+    return shape.is_of_distributions
+
+
+def always(shape: Shape) -> bool:
+    """Holds for every shape."""
+    return True
+
+
+# The first row that holds is taken. Chunks of KEPT_PRODUCT and PRODUCT come from `of_product`; those of
+# the other ways from `of_logits`.
+RULES = (
+    rule(Way.DISTRIBUTIONS, Layout.ROWS, is_of_distributions, "outputs of distributions; whole rows fit"),
+    rule(Way.DISTRIBUTIONS, Layout.COLUMNS, is_of_distributions, "outputs of distributions; few whole rows fit"),
+    rule(Way.KEPT_PRODUCT, Layout.KEPT, can_multiply, "a kernel's product stores exponentials, and all of them are kept"),
+    rule(Way.PRODUCT, Layout.ROWS, can_multiply, "a kernel's product stores exponentials of whole rows"),
+    rule(Way.KEPT_EXPONENTIALS, Layout.KEPT, is_v_times_e, "the logits of all rows do not fit in one chunk; the gradient"
+          " is v times E, a factor of each row times its exponentials"),
+    rule(Way.KEPT_LOGITS, Layout.KEPT, always, "the logits of all rows do not fit in one chunk; the gradient is not v times"
+          " E, a factor of each row times its exponentials (smoothing, argmax, fp16, a CPU, or more than 2^24 columns)"),
+    rule(Way.COLUMNS, Layout.COLUMNS, always, "few whole rows fit at a time, and the weight's gradient cannot keep all"
+          " logits (more tokens than columns of x, no such gradient, a bias, or an option)"),
+    rule(Way.EXPONENTIALS, Layout.ROWS, saves_a_sweep, "whole rows fit; the gradient is v times E: one sweep, not two"),
+    rule(Way.WHOLE_ROWS, Layout.ROWS, always, "whole rows fit, and the gradient takes the logits' place: it is more than v"
+          " times E (smoothing, entropy, softcap, argmax, a bias's gradient, an adapter or fp16), or E would save no sweep"
+          " (no gradients in this pass, statistics that an earlier pass computed, rows of one tile, on ranks short ones, or"
+          " of more than 2^20 columns, or a CPU)"),
+)  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1024)
+def choose(shape: Shape) -> Tiling:
+    """The way, by `RULES`, and the chunks. Ranks that share a vocabulary cut tokens as an average rank does.
+
+    Their ways may differ: every way exchanges once for each chunk of tokens, between its statistics and its gradients.
+    """
+    average = _of_average_rank(shape) if shape.options.group else shape
+    agreed = None if average == shape else choose(average).chunks
+    plans = {False: _split(shape, of_logits(shape), agreed)}
+    if can_multiply(shape):
+        plans[True] = _split(shape, of_product(shape), agreed)
+    for each in RULES:
+        parts, sum_dtype = plans.get(each.way.multiplies, (None, None))
+        if parts is not None and sum_dtype is not None and parts.layout is each.layout and each.holds(shape):
+            return made(shape, each, parts, sum_dtype)
+    raise AssertionError(f"no rule for {shape}")
+
+
+def most_columns(options: EachOptions, own: int) -> int:
+    """Columns of the vocabulary that a rank has in equal parts: the same number on all, so that they cut tokens alike."""
+    return -(-options.vocab_size // collectives.ranks(options.group)) if options.group else own
+
+
+def _of_average_rank(shape: Shape) -> Shape:
+    """The shape of a rank with the average number of columns, whose tensors TMA can read: it is equal on all ranks."""
+    columns = most_columns(shape.options, shape.vocabulary)
+    return shape._replace(vocabulary=columns, is_readable=True, options=shape.options._replace(vocab_first=0))
+
+
+def _split(shape: Shape, demand: Demand, agreed: Chunks | None) -> tuple[Chunks, torch.dtype]:
+    """Chunks, and the dtype of the sums that become the weight's gradient."""
+    parts, sum_dtype = _split_within(shape, demand, shape.options.chunk_tokens, shape.options.memory_budget)
+    if agreed is None or parts.tokens == agreed.tokens:
+        return parts, sum_dtype
+    budget = shape.options.memory_budget
+    if budget is None and agreed.layout is not Layout.ROWS:
+        budget = budget_of(None, shape.device)  # without a budget, chunks of a given length take whole rows
+    parts, sum_dtype = _split_within(shape, demand, agreed.longest[0], budget)
+    why = f"ranks cut tokens alike, as for the average of their columns: {agreed.why}"
+    return dataclasses.replace(parts, tokens=agreed.tokens, why=why), sum_dtype
+
+
+def _split_within(
+    shape: Shape, demand: Demand, chunk_tokens: int | None, memory_budget: int | None
+) -> tuple[Chunks, torch.dtype]:
+    limits = (chunk_tokens, memory_budget, shape.device)
+    if shape.options.accum_dtype is not None:
+        return split(demand, *limits), shape.options.accum_dtype
+    parts, in_fp32 = split_and_sum(demand, *limits)
+    return parts, statistics_dtype(shape.x_dtype) if in_fp32 or shape.frozen_width else shape.weight_dtype
+
+
+def made(shape: Shape, rule: Rule, parts: Chunks, sum_dtype: torch.dtype) -> Tiling:
+    """The tiling of a rule, with its chunks and the dtype of the sums that become the weight's gradient."""
+    multiplies, (tokens, columns) = rule.way.multiplies, parts.longest
+    if shape.device is not None and shape.device.kind == "ascend":  # whose programs read whole tiles of rows
+        tokens = ceil(tokens / ROWS) * ROWS
+    stores = shape.needs.dx or shape.needs.dweight or not multiplies
+    return Tiling(
+        shape=shape,
+        way=rule.way,
+        chunks=parts,
+        exact=statistics_dtype(shape.x_dtype),
+        product_dtype=shape.logits_dtype,
+        logits_dtype=shape.x_dtype if multiplies else shape.logits_dtype,
+        sum_dtype=sum_dtype,
+        dweight_scale=_scale_of_sums(shape),
+        buffer=tokens * pitch(columns) if stores else 0,
+        sums_in_buffer=rule.way is Way.EXPONENTIALS and has_room_for_sums(shape),
+        why=rule.why,
+        decided_at=rule.decided_at,
+    )
+
+
+def _scale_of_sums(shape: Shape) -> float:
+    """The factor of sums that become the weight's gradient: a power of two, below 1 where gradients are left unfinished."""
+    scale = 1.0
+    while shape.unfinished and scale > _MAX_SUM_OVER_MEAN / max(1, shape.tokens):
+        scale /= 2.0
+    return scale
+
+
+# Where chunks end.
+
+MIB = 2**20
+DEFAULT_BUDGET = {"cuda": 800 * MIB, "ascend": 384 * MIB, "cpu": 256 * MIB}
+_MAX_FP32_SUMS = 600 * MIB  # fp32 sums beside a default budget
+_OVERLAP = 2.75  # at this many times the break-even length, chunking costs no measurable time
+# CUDA: an H200, 790 TFLOP/s and 4.28 TB/s. Ascend: a default for chips whose figures are not published.
+_OPERATIONS_PER_BYTE = {"cuda": 185.0, "ascend": 295.0, "cpu": 185.0}
+_KEPT_BUDGET = 128 * MIB  # for a chunk of columns where logits are kept: more was not faster on an H200
+_MIN_CHUNK_SHARE = 0.375  # of T: with fewer tokens, weight traffic costs more than computing all logits twice
+_MIN_COLUMNS = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """The memory that a loss asks for, in sizes and bytes.
+
+    Attributes:
+        tokens, width, vocabulary: N, H and V.
+        logit_bytes: bytes of a logit; 0 if none is in memory.
+        dweight_bytes: bytes of an element of the sums that become the weight's gradient; 0 if it is not wanted.
+        dx: whether the gradient of x is wanted, in a dtype narrower than its sums.
+        kept_bytes: bytes of a logit that is kept for the gradient; 0 if none may be.
+        scaled_bytes: bytes of a token's row of x times a factor, and of its sums of dx.
+        sum_bytes: bytes of a token's partial sums, statistics and coefficients.
+        length_factor: chunks have this many times T tokens.
+    """
+
+    tokens: int
+    width: int
+    vocabulary: int
+    logit_bytes: int
+    dweight_bytes: int
+    dx: bool
+    kept_bytes: int
+    scaled_bytes: int = 0
+    sum_bytes: int = 0
+    length_factor: int = 1
+
+
+def wanted_tokens(dweight_bytes: int, device: Device | None) -> int:
+    """The shortest chunk of tokens that hides the traffic of the weight behind matrix products."""
+    kind = "cpu" if device is None else device.kind
+    ratio = _OPERATIONS_PER_BYTE[kind]
+    if device is not None and device.kind == "ascend" and device.bandwidth and device.matrix_flops:
+        ratio = device.matrix_flops / device.bandwidth
+    # A product without a gradient reads each weight once, for 2 T operations; one that adds to the weight's gradient reads
+    # and writes an element for them.
+    return rounded(_OVERLAP * ratio * (dweight_bytes or 1))
+
+
+def split(demand: Demand, chunk_tokens: int | None, memory_budget: int | None, device: Device | None) -> Chunks:
+    """Chunks for a demand; `memory_budget`: bytes for logits and sums, without inputs and gradients."""
+    tokens, vocabulary = demand.tokens, demand.vocabulary
+    budget = budget_of(memory_budget, device)
+    row = _row_bytes(demand)
+    everything = (slice(0, vocabulary),)
+    if chunk_tokens is not None:
+        if memory_budget is None or min(chunk_tokens, tokens) * row <= budget:
+            return Chunks(tokens=exactly(tokens, chunk_tokens), columns=everything, why="chunk_tokens was given")
+        return _columns(demand, budget, chunk_tokens, f"of the {chunk_tokens} that were given")
+    wanted = wanted_tokens(demand.dweight_bytes, device) * demand.length_factor if demand.logit_bytes else tokens
+    affordable = budget // row
+    if tokens <= min(affordable, wanted):
+        why = f"the logits of all tokens fit in {_mib(budget)}, and {wanted} tokens hide the weight's traffic"
+        return Chunks(tokens=exactly(tokens, tokens or 1), columns=everything, why=why)
+    kept = _kept(demand, min(budget, _KEPT_BUDGET)) if demand.kept_bytes else None
+    if kept is not None:
+        return kept
+    if affordable >= min(tokens, wanted):
+        why = f"chunks of at most {wanted} tokens hide the weight's traffic behind products"
+        return Chunks(tokens=evenly(tokens, wanted), columns=everything, why=why)
+    if affordable >= wanted * _MIN_CHUNK_SHARE or not demand.logit_bytes:  # chunks of columns would save logits alone
+        longest = affordable // UNIT * UNIT or affordable or UNIT
+        parts = evenly(tokens, longest)
+        why = (
+            f"{_mib(budget)} hold {affordable} tokens of the {wanted} that would hide the weight's traffic:"
+            f" {len(parts)} chunks of nearly equal length"
+        )
+        return Chunks(tokens=parts, columns=everything, why=why)
+    least = ceil(wanted * _MIN_CHUNK_SHARE)
+    return _columns(demand, budget, None, f"and a chunk of whole rows has at least {least}")
+
+
+def _columns(demand: Demand, budget: int, chunk_tokens: int | None, needed: str) -> Chunks:
+    """Chunks of columns, for as many tokens at a time as the budget allows; `needed`: how many rows are too many for it."""
+    tokens = demand.tokens if chunk_tokens is None else min(chunk_tokens, demand.tokens)
+    columns = pitch(min(_MIN_COLUMNS, demand.vocabulary))
+    sums = FP32 * demand.width if demand.dx else 0
+    if chunk_tokens is None:
+        affordable = max(budget // (sums + columns * demand.logit_bytes), UNIT)
+        chunks = evenly(tokens, max(UNIT, affordable // UNIT * UNIT) if affordable < tokens else tokens)
+        tokens = min(tokens, max(chunk.stop - chunk.start for chunk in chunks))
+    else:
+        chunks = exactly(demand.tokens, chunk_tokens)
+    longest = max(columns, (budget // tokens - sums) // demand.logit_bytes // UNIT * UNIT)
+    columns_at_a_time = equally(demand.vocabulary, longest)
+    why = f"{_mib(budget)} hold {budget // _row_bytes(demand)} whole rows of logits, {needed}"
+    return Chunks(tokens=chunks, columns=columns_at_a_time, why=why)
+
+
+def split_and_sum(
+    demand: Demand, chunk_tokens: int | None, memory_budget: int | None, device: Device | None
+) -> tuple[Chunks, bool]:
+    """Chunks as from `split`, and whether the weight's gradient is summed in fp32 although its dtype is narrower.
+
+    It is if several chunks of tokens add to it, and a given budget holds fp32 sums and logits together. The default budget
+    is for logits alone: sums that take less than it, and less than 600 MiB, come beside it.
+    """
+    narrow = split(demand, chunk_tokens, memory_budget, device)
+    if len(narrow.tokens) > 1 and 0 < demand.dweight_bytes < FP32:
+        sums = demand.vocabulary * demand.width * FP32
+        left = None if memory_budget is None else memory_budget - sums
+        room = budget_of(memory_budget, device)
+        if sums < (min(room, _MAX_FP32_SUMS) if memory_budget is None else room):
+            wide = split(dataclasses.replace(demand, dweight_bytes=FP32), chunk_tokens, left, device)
+            if len(wide.columns) == 1 or wide.kept:
+                return wide, True
+    return narrow, False
+
+
+def _row_bytes(demand: Demand) -> int:
+    """Bytes of a whole row of logits, its row of scaled x and its partial sums."""
+    return pitch(demand.vocabulary) * demand.logit_bytes + demand.scaled_bytes + demand.sum_bytes
+
+
+def _mib(count: int) -> str:
+    return f"{count / MIB:.4g} MiB"
+
+
+def budget_of(memory_budget: int | None, device: Device | None) -> int:
+    """Bytes for logits and sums: those that were given, or the default."""
+    return DEFAULT_BUDGET["cpu" if device is None else device.kind] if memory_budget is None else memory_budget
+
+
+def _kept(demand: Demand, budget: int) -> Chunks | None:
+    """Chunks of columns of all tokens, whose logits are kept; None if they, or the sums of dx, have no memory."""
+    tokens, vocabulary = demand.tokens, demand.vocabulary
+    budget -= tokens * demand.sum_bytes
+    longest = budget // (tokens * demand.logit_bytes) // UNIT * UNIT
+    while longest >= UNIT and tokens * (longest * demand.logit_bytes + ceil(vocabulary / longest) * FP32) > budget:
+        longest -= UNIT  # room for the row maximum subtracted from each chunk
+    if longest < min(_MIN_COLUMNS, vocabulary):
+        return None
+    together = demand.logit_bytes // demand.kept_bytes  # kept chunks that one chunk of logits has room for
+    columns = equally(vocabulary, longest)
+    kept = joined(columns, together)
+    if not fits(demand, kept[-1]):  # row padding makes the last part too big: keep the unaligned tail separately
+        whole = vocabulary // UNIT * UNIT
+        rest = (slice(whole, vocabulary),)
+        columns = (*equally(whole, longest), *rest)
+        kept = (*joined(columns[:-1], together), *rest)
+    room = tokens * pitch(columns[0].stop) * demand.logit_bytes
+    sums = min(tokens, UNIT) * demand.width * FP32 if demand.dx else 0
+    if len(columns) == 1 or sums > room or not all(fits(demand, part) for part in kept[:-1]):
+        return None
+    return Chunks(
+        tokens=(slice(0, tokens),), columns=columns, kept=kept, why="a number for each logit fits in the weight's gradient"
+    )
+
+
+def fits(demand: Demand, part: slice) -> bool:
+    """Whether the logits of a part can be kept in its rows of the weight's gradient."""
+    width = part.stop - part.start
+    return demand.tokens * pitch(width) * demand.kept_bytes <= width * demand.width * demand.dweight_bytes
+
+
+_ROW_NUMBERS = 16  # of each row: statistics, coefficients, references, v
+
+
+def of_logits(shape: Shape) -> Demand:
+    """Memory for a loss whose logits PyTorch's product writes."""
+    dtype, exact, logits = shape.x_dtype, statistics_dtype(shape.x_dtype), shape.logits_dtype
+    once = shape.device is not None and shape.is_row_factor_times_exponentials
+    sums = exact.itemsize if shape.needs.dx and logits != dtype else 0
+    return Demand(
+        tokens=shape.tokens,
+        width=shape.width,
+        vocabulary=shape.vocabulary,
+        logit_bytes=logits.itemsize,
+        dweight_bytes=dweight_bytes(shape),
+        dx=shape.needs.dx and dtype.itemsize < exact.itemsize,
+        kept_bytes=_kept_bytes(shape),
+        scaled_bytes=shape.width * (dtype.itemsize + sums) if once and not has_room_for_sums(shape) else 0,
+    )
+
+
+def of_product(shape: Shape) -> Demand:
+    """Memory for a loss whose exponentials a kernel's product writes, or keeps in registers."""
+    assert shape.device is not None
+    dtype, exact, needs = shape.x_dtype, statistics_dtype(shape.x_dtype), shape.needs
+    is_stored = needs.dx or needs.dweight
+    sums = exact.itemsize if needs.dx and shape.logits_dtype != dtype else 0
+    tiles = ProductLaunch(width=shape.width, device=shape.device).column_tiles(shape.vocabulary)
+    return Demand(
+        tokens=shape.tokens,
+        width=shape.width,
+        vocabulary=shape.vocabulary,
+        logit_bytes=dtype.itemsize if is_stored else 0,
+        dweight_bytes=dweight_bytes(shape),
+        dx=needs.dx,
+        kept_bytes=_kept_bytes(shape),
+        scaled_bytes=shape.width * (dtype.itemsize + sums) if is_stored else 0,
+        sum_bytes=(tiles + _ROW_NUMBERS) * exact.itemsize,
+        length_factor=2,
+    )
+
+
+def has_room_for_sums(shape: Shape) -> bool:
+    """Whether exponentials leave half of each row of logits to sums of dx, [tokens, H]."""
+    halves = 2 * shape.x_dtype.itemsize == shape.logits_dtype.itemsize
+    return halves and 2 * shape.width <= pitch(shape.vocabulary)
+
+
+def dweight_bytes(shape: Shape) -> int:
+    """Bytes of an element of the weight's gradient, 0 if there is none; an adapter's is small, and does not count."""
+    return (
+        (shape.options.accum_dtype or shape.weight_dtype).itemsize if shape.needs.dweight and not shape.frozen_width else 0
+    )
+
+
+def _kept_bytes(shape: Shape) -> int:
+    """Bytes of a logit, or of its exponential, in the memory of the weight's gradient; 0 if none may be there."""
+    is_last = shape.task is Task.LOSS_AND_GRADIENTS  # a weight_grad holds other gradients
+    keeps = is_last and dweight_bytes(shape) and shape.bias_dtype is None and shape.options.shift_invariant
+    return shape.x_dtype.itemsize if keeps else 0
+
+
+# Parts of a range: of tokens, and of columns of the vocabulary.
+
+UNIT = 128  # tokens and columns of a chunk are multiples of this: whole tiles of matrix products
+
+
+def token_groups(tokens: int, longest: int) -> tuple[slice, ...]:
+    """Groups of tokens whose sums of dx are in memory at a time: all of them, or a power of two units each."""
+    if tokens <= longest:
+        return (slice(0, tokens),)
+    return exactly(tokens, UNIT << ((longest // UNIT).bit_length() - 1))
+
+
+def joined(parts: tuple[slice, ...], count: int) -> tuple[slice, ...]:
+    """Neighbours as one, `count` at a time."""
+    groups = (parts[first : first + count] for first in range(0, len(parts), count))
+    return tuple(slice(group[0].start, group[-1].stop) for group in groups)
+
+
+def rounded(number: float) -> int:
+    """The nearest multiple of the unit, at least one."""
+    return max(1, round(number / UNIT)) * UNIT
+
+
+def exactly(total: int, length: int) -> tuple[slice, ...]:
+    """Parts of that length; the last may be shorter."""
+    return tuple(slice(first, min(first + length, total)) for first in range(0, total, length))
+
+
+def equally(total: int, longest: int) -> tuple[slice, ...]:
+    """Parts of one length, a multiple of the unit, except the last: a kernel is compiled for each length."""
+    if not total:
+        return ()
+    length = ceil(total / ceil(total / longest) / UNIT) * UNIT
+    return exactly(total, min(length, longest) if longest >= UNIT else longest)
+
+
+def evenly(total: int, longest: int) -> tuple[slice, ...]:
+    """As few parts as possible, whose lengths differ by at most one unit."""
+    if total <= longest:
+        return (slice(0, total),) if total else ()
+    unit = UNIT if longest % UNIT == 0 else 1
+    units, count = ceil(total / unit), ceil(total / longest)
+    ends = [min(total, (units * (i + 1) // count) * unit) for i in range(count)]
+    return tuple(slice(first, end) for first, end in zip([0, *ends], ends, strict=False))
+
+
+# Distillation.
+
+# Bytes for both models' logits: twice a loss's; on CUDA fewer, so that on an H200 no peer's form of distillation takes less.
+_DISTILLATION_BUDGET = {**{kind: 2 * count for kind, count in DEFAULT_BUDGET.items()}, "cuda": 512 * MIB}
+
+_DISTILLATION_RULE = rule(Way.DISTILLATION, Layout.ROWS, always, "whole rows of both models' logits")
+_TEMPORARIES = 10  # matrices as a chunk's logits that the arithmetic in PyTorch's operators takes
+
+
+def choose_distillation(shape: Shape, teacher_dtype: torch.dtype) -> Tiling:
+    """Chunks of tokens, whose whole rows of logits of both models are in memory."""
+    columns = most_columns(shape.options, shape.vocabulary)
+    return _choose_distillation(shape, teacher_dtype, columns)
+
+
+@functools.lru_cache(maxsize=1024)
+def _choose_distillation(shape: Shape, teacher_dtype: torch.dtype, vocabulary: int) -> Tiling:
+    """`vocabulary`: columns that each rank has in equal parts."""
+    budget = shape.options.memory_budget or _DISTILLATION_BUDGET["cpu" if shape.device is None else shape.device.kind]
+    exact, columns, sum_dtype = statistics_dtype(shape.x_dtype), pitch(vocabulary), shape.options.accum_dtype
+    row = columns * (shape.logits_dtype.itemsize + teacher_dtype.itemsize)
+    if shape.options.group:
+        row += columns * _TEMPORARIES * exact.itemsize
+    parts = _split_distillation(shape, budget // row)
+    sums = vocabulary * shape.width * exact.itemsize
+    if shape.frozen_width:
+        sum_dtype = sum_dtype or exact
+    elif sum_dtype is None and len(parts.tokens) > 1 and shape.needs.dweight and 2 * sums <= budget:
+        sum_dtype = exact
+        parts = _split_distillation(shape._replace(weight_dtype=exact), (budget - sums) // row)
+    return made(shape, _DISTILLATION_RULE, parts, sum_dtype or shape.weight_dtype)
+
+
+def _split_distillation(shape: Shape, affordable: int) -> Chunks:
+    """Chunks of at most so many tokens, and no more than hide the traffic of the weight."""
+    everything = (slice(0, shape.vocabulary),)
+    given, tokens = shape.options.chunk_tokens, shape.tokens
+    if given is not None:
+        return Chunks(tokens=exactly(tokens, given), columns=everything, why="chunk_tokens was given")
+    wanted = wanted_tokens(dweight_bytes(shape), shape.device)
+    longest = min(wanted, max(affordable // UNIT * UNIT or affordable, 1))
+    why = f"the budget holds {affordable} tokens, and {wanted} hide the weight's traffic behind products"
+    return Chunks(tokens=evenly(tokens, longest), columns=everything, why=why)

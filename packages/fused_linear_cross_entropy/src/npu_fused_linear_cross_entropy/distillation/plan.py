@@ -1,0 +1,366 @@
+"""The plans of a distillation, whole rows of a student's logits and of its teacher's at a time, and its definition.
+
+With s = log softmax(z / T) of the student, t = log softmax(z' / T) of the teacher, p = exp(s), q = exp(t):
+
+    forward_kl        D = sum q (t - s)
+    reverse_kl        D = sum p (s - t)
+    jensen_shannon    D = beta sum q (t - u) + (1 - beta) sum p (s - u)      u = log(beta q + (1 - beta) p)
+    total_variation   D = sum |p - q| / 2
+    row               soft_weight D + hard_weight (log sum exp z - z_y)
+
+The gradient of D with respect to z / T is h - p sum h, h = p dD / dp with the other elements of p fixed, up to a constant
+times p. Of a vocabulary over ranks each has its columns of the logits: they exchange log sum exp, then the sums of D and h.
+
+Source of the generalised Jensen-Shannon divergence: Agarwal et al., "On-Policy Distillation of Language Models", arXiv
+2306.13649; of total variation: Wen et al., "f-Divergence Minimization for Sequence-Level Knowledge Distillation", arXiv
+2307.15190.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from math import floor, log2
+from typing import Any, NamedTuple
+
+import torch
+from npu_tiling.calls import Empty
+from npu_tiling.plans import Plan
+from npu_tiling.pytorch import collectives
+from npu_tiling.pytorch.tensors import statistics_dtype
+from torch import Tensor
+
+from .. import matmul
+from ..call import NO_COLUMN, Distillation, DistillationBackward, DistillationOptions, is_unfinished
+from ..decide import Task, choose_distillation
+from ..head import Head, cast, flat, linear, part, shape_of, transposed, whole_rows
+from ..tokens import are_columns, are_counted, total_weight, typical_size
+
+# fp16 gradients of logits are at most about the first; their sums over tokens, the weight's gradient, stay this much larger.
+_ENLARGED, _ENLARGED_SUMS = 256.0, 16.0
+
+
+def forward(p: Plan, call: Distillation) -> tuple[Any, ...]:
+    """The loss and its two parts, three gradients and the factors that these lack."""
+    has_gradients = any(call.needs)
+    losses, facts, gradients, unfinished = _run(p, call, Task.LOSS_AND_GRADIENTS if has_gradients else Task.LOSS, None)
+    results = call.results()
+    outputs = [p.new(results[name]) for name in ("loss", "soft", "hard")]
+    written = [each for each in outputs if each is not None]
+    p.torch(
+        _write_results,
+        losses,
+        facts.counted,
+        facts.known,
+        facts.weights,
+        facts.divisor,
+        *outputs,
+        call.options,
+        writes=written,
+    )
+    return *outputs, *gradients, unfinished
+
+
+def backward(p: Plan, call: DistillationBackward) -> tuple[Any, ...]:
+    """Three gradients, given those of the tokens' losses, or of the one loss: everything is computed again."""
+    return _run(p, call, Task.GRADIENTS, flat(p, call.dloss))[2]
+
+
+class Facts(NamedTuple):
+    """What follows from a distillation's targets and weights alone, vectors of [tokens].
+
+    Attributes:
+        columns: int32 [N] where targets have cross entropies, negative: none; else None.
+        counted: bool [N]; None: all.
+        known: bool [N]: counted, and within the vocabulary where targets have cross entropies; None: all.
+        weights: [N], of the losses; None: 1.
+        divisor: how many count, at least 1, or the sum of their weights, where the loss is a mean; else 1.
+        size: what the weights are divided by where fp16 gradients are left unfinished: see `write_target_facts` in
+            loss/reference.py.
+    """
+
+    columns: Any
+    counted: Any
+    known: Any
+    weights: Any
+    divisor: Any
+    size: Any
+
+
+def _facts(p: Plan, call: Any, tokens: int) -> Facts:
+    options, target, weights = call.options, flat(p, call.target), flat(p, call.token_weight)
+    exact, is_mean = statistics_dtype(call.x.dtype), call.options.reduction == "mean"
+    columns = counted = known = None
+    divisor = size = 1
+    if target is not None:
+        counted = known = p.torch(are_counted, target, options.ignore_index, makes=Empty((tokens,), torch.bool))
+        if options.hard_weight:
+            known = p.torch(_known, counted, target, options.vocab_size, makes=Empty((tokens,), torch.bool))
+            columns = p.torch(_columns, known, target, makes=Empty((tokens,), torch.int32))
+        if weights is not None:
+            weights = p.torch(_counted_weights, counted, weights, makes=Empty((tokens,), weights.dtype))
+    if weights is not None and call.x.dtype == torch.float16 and options.reduction != "none":
+        size = p.torch(typical_size, weights, makes=Empty((), weights.dtype))
+    if is_mean and weights is not None:
+        divisor = p.torch(total_weight, weights, makes=Empty((), weights.dtype))
+    elif is_mean and counted is not None:
+        divisor = p.torch(_count, counted, exact, makes=Empty((), exact))
+    elif is_mean:
+        divisor = max(1, tokens)
+    return Facts(columns, counted, known, weights, divisor, size)
+
+
+def _run(p: Plan, call: Any, task: Task, dloss: Any) -> tuple[Any, Facts, tuple[Any, ...], Any]:
+    """Divergences and cross entropies of the targets, [2, N], facts, three gradients, and the factors that these lack.
+
+    `dloss`: the upstream gradient, [1] or [N]; None for 1.
+    """
+    options, head = call.options, linear(p, call)
+    unfinished = task is Task.LOSS_AND_GRADIENTS and is_unfinished(call)
+    shape = shape_of(p, call, head, task, call.needs, unfinished=unfinished, is_readable=False)
+    teacher_x, probs = whole_rows(p, flat(p, call.teacher_x, 1), options), flat(p, call.teacher_probs, 1)
+    teacher_dtype = _teacher_dtype(p, call.teacher_x, call.x)
+    tiling, enlargement = choose_distillation(shape, teacher_dtype), 1.0
+    if unfinished:
+        enlargement = _enlargement(options)
+        scale = tiling.dweight_scale / enlargement * min(enlargement, _ENLARGED_SUMS)
+        tiling = dataclasses.replace(tiling, dweight_scale=scale)
+    student = Head(p, call, head, tiling)
+    facts = _facts(p, call, head.x.shape[0])
+    teacher_weight = None if teacher_x is None else cast(p, call.teacher_weight, teacher_x.dtype)
+    bias, teacher_bias = p.contiguous(call.bias), p.contiguous(call.teacher_bias)
+    if p.chip is None or options.group:  # whose ranks exchange what no kernel writes
+        compute = losses_and_gradient
+    else:
+        from .kernels import losses_and_gradient as compute
+    memory = p.new(Empty((tiling.buffer,), teacher_dtype))
+    losses = p.new(Empty((2, head.x.shape[0]), tiling.exact))
+    factors, (everything,) = None, tiling.chunks.columns
+    if task is not Task.LOSS:
+        divisor = (facts.size, enlargement) if unfinished else (facts.divisor, 1.0)
+        given = (dloss, *divisor, facts.weights, facts.known, losses)
+        factors = p.torch(_factors, *given, makes=Empty((head.x.shape[0],), tiling.exact))
+    for tokens in tiling.chunks.tokens:
+        logits = student.products(tokens, everything)
+        gradient = student.gradient_memory(logits)
+        teacher = p.view(memory, logits.shape, logits.strides)
+        if probs is None:
+            matmul.multiply(p, part(p, teacher_x, tokens), transposed(p, teacher_weight), teacher)
+        else:
+            p.torch(_write_log, teacher, part(p, probs, tokens), bias, options, writes=[teacher])
+        vectors = (bias, teacher_bias, part(p, facts.columns, tokens), part(p, factors, tokens))
+        into = None if task is Task.LOSS else gradient
+        compute(p, options, logits, teacher, *vectors, into, part(p, losses, tokens, 1))
+        if into is not None:
+            student.add(tokens, everything, into)
+    if task is Task.LOSS:
+        return losses, facts, (None, None, None), None
+    gradients, lacking = student.finished(), None
+    if unfinished:  # 1 / scale: of sums of enlarged gradients
+        of_sums = 1.0 / tiling.dweight_scale
+        lacking = p.torch(
+            _unfinished, losses, of_sums, facts.size, enlargement, facts.divisor, makes=Empty((3,), tiling.exact)
+        )
+    return losses, facts, gradients, lacking
+
+
+def _enlargement(options: DistillationOptions) -> float:
+    """The power of two that gradients of logits are multiplied by before they are rounded to fp16.
+
+    They are small where a student is close to its teacher, unless there are hard labels: fp16 has fewer digits below 6e-5,
+    and none below 6e-8.
+    """
+    largest = abs(options.logit_scale * options.soft_weight) / options.temperature
+    return 1.0 if options.hard_weight or not largest else max(1.0, 2.0 ** floor(log2(_ENLARGED / largest)))
+
+
+def _teacher_dtype(p: Plan, teacher_x: Any, x: Any) -> torch.dtype:
+    """Of the teacher's logits in memory."""
+    if teacher_x is None:
+        return statistics_dtype(x.dtype)
+    dtype = teacher_x.dtype
+    return statistics_dtype(dtype) if matmul.writes_fp32(p.device, dtype) else dtype
+
+
+def _known(counted: Tensor, target: Tensor, vocab_size: int) -> Tensor:
+    return counted & are_columns(target, 0, vocab_size)
+
+
+def _columns(known: Tensor, target: Tensor) -> Tensor:
+    return torch.where(known, target, NO_COLUMN).to(torch.int32)
+
+
+def _counted_weights(counted: Tensor, weights: Tensor) -> Tensor:
+    return torch.where(counted, weights, 0.0)
+
+
+def _count(counted: Tensor, dtype: torch.dtype) -> Tensor:
+    return counted.sum().to(dtype).clamp_min_(1)
+
+
+def _factors(
+    dloss: Tensor | None,
+    divisor: Tensor | float,
+    enlargement: float,
+    weights: Tensor | None,
+    known: Tensor | None,
+    losses: Tensor,
+) -> Tensor:
+    """Factors [N] of the tokens' gradients, given the upstream gradient, [], [1] or [N]."""
+    upstream = torch.ones((), dtype=losses.dtype, device=losses.device) if dloss is None else dloss
+    value = upstream / (divisor / enlargement)
+    if weights is not None:
+        value = value * weights
+    if known is not None:
+        return torch.where(known, value, 0.0)
+    return value.expand(losses.shape[1]).contiguous()
+
+
+def _unfinished(losses: Tensor, scale: float, size: Tensor | float, enlargement: float, divisor: Tensor | float) -> Tensor:
+    return losses.new_tensor([1.0, scale, scale]) * (size / enlargement) / divisor
+
+
+def _write_log(teacher: Tensor, probs: Tensor, bias: Tensor | None, options: DistillationOptions) -> None:
+    """Writes a teacher's log-probabilities.
+
+    What probabilities count as at least is 0, but for the divergence that is infinite where a teacher alone rules a column
+    out.
+    """
+    least: Tensor | float = 0.0
+    if options.divergence == "reverse_kl":
+        least = torch.finfo(teacher.dtype).tiny
+        if bias is not None:
+            tiny = torch.full_like(bias, least, dtype=teacher.dtype)
+            least = tiny.masked_fill_(bias == -torch.inf, 0.0)
+    teacher.copy_(probs).clamp_min_(least).log_()
+
+
+def _write_results(
+    losses: Tensor,
+    counted: Tensor | None,
+    known: Tensor | None,
+    weights: Tensor | None,
+    divisor: Tensor | int,
+    loss: Tensor,
+    soft: Tensor | None,
+    hard: Tensor | None,
+    options: DistillationOptions,
+) -> None:
+    """Writes the loss and its parts, of losses [2, N] times their weights."""
+
+    def write(values: Tensor, into: Tensor) -> None:
+        """0 where ignored, NaN where the target is outside the vocabulary."""
+        if weights is not None:
+            values = torch.where(weights == 0.0, 0.0, values * weights)  # whatever such a token's teacher holds
+        if known is not None and counted is not None:
+            absent = torch.where(counted, torch.nan, 0.0).to(values.dtype)  # PyTorch's default dtype may be a wider one
+            values = torch.where(known, values, absent)
+        into.copy_(values.view(into.shape) if options.reduction == "none" else values.sum() / divisor)
+
+    of_all = options.soft_weight * losses[0]
+    write(of_all + options.hard_weight * losses[1] if options.hard_weight else of_all, loss)
+    if soft is not None:
+        write(losses[0], soft)
+    if hard is not None:
+        write(losses[1], hard)
+
+
+# The definition, in plain PyTorch.
+
+
+def write_losses_and_gradient(
+    student: Tensor,
+    teacher: Tensor,
+    bias: Tensor | None,
+    teacher_bias: Tensor | None,
+    target: Tensor | None,
+    factors: Tensor | None,
+    gradient: Tensor | None,
+    losses: Tensor,
+    options: DistillationOptions,
+) -> None:
+    """Writes the losses of a chunk, and the gradient of their weighted sum times the factors.
+
+    Args:
+        student, teacher: [rows, V], raw products.
+        target: int32 [rows], columns of the whole vocabulary, negative: none; None where the hard weight is 0.
+        factors: [rows], of the gradient, which is 0 where a factor is.
+        gradient: [rows, V], is written: of the student's raw products, whose memory it may share. None: there is none.
+        losses: [2, rows], is written: divergences, and cross entropies of the targets, these if there is a hard weight.
+    """
+    z = _logits(student, bias, options.logit_scale, options.softcap)
+    of_teacher = _logits(teacher, teacher_bias, options.teacher_logit_scale, options.teacher_softcap)
+    hard = (z,) if options.hard_weight else ()
+    s, t, *log_p = _log_softmax(options.group, z / options.temperature, of_teacher / options.temperature, *hard)
+    terms, h = divergence_terms(s, t, options.divergence, options.beta)
+    sums = [terms.sum(1), h.sum(1)]
+    if hard:
+        assert target is not None
+        column = target.long().unsqueeze(1) - options.vocab_first
+        here, column = are_columns(column, 0, z.shape[1]), column.clamp(0, z.shape[1] - 1)
+        sums.append(torch.where(here, -log_p[0].gather(1, column), 0.0).squeeze(1))
+    of_all = torch.stack(sums)
+    if options.group:
+        collectives.sum_(of_all, options.group)
+    losses[0] = of_all[0]
+    g = (h - s.exp() * of_all[1].unsqueeze(1)) * (options.soft_weight / options.temperature)
+    if hard:
+        losses[1] = of_all[2]
+        g += options.hard_weight * log_p[0].exp().scatter_add_(1, column, torch.where(here, -1.0, 0.0).to(g.dtype))
+    if gradient is None:
+        return
+    assert factors is not None
+    if options.softcap is not None:
+        g *= 1.0 - (z / options.softcap).square()
+    g *= options.logit_scale
+    gradient.copy_(torch.where(factors.unsqueeze(1) != 0.0, g * factors.unsqueeze(1), 0.0))
+
+
+def _log_softmax(group: str, *logits: Tensor) -> list[Tensor]:
+    """Log-probabilities, of the whole vocabulary, of which there may be this rank's columns."""
+    if not group:
+        return [torch.log_softmax(each, 1) for each in logits]
+    own = torch.stack([torch.stack(_maximum_and_log(each)) for each in logits])
+    tops, logs = collectives.gather(own, group).unbind(2)  # [ranks, logits, rows] each
+    top = tops.amax(0)
+    log = torch.logsumexp((tops - top) + logs, 0)
+    return [(z - top.unsqueeze(1)) - log.unsqueeze(1) for z, top, log in zip(logits, top, log, strict=True)]
+
+
+def _maximum_and_log(z: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest z of each row, not below what is finite, and log sum exp(z - largest)."""
+    maximum = z.amax(1).clamp_min(torch.finfo(z.dtype).min)
+    return maximum, (z - maximum.unsqueeze(1)).exp().sum(1).log()
+
+
+def divergence_terms(s: Tensor, t: Tensor, kind: str, beta: float) -> tuple[Tensor, Tensor]:
+    """What D sums, and h, both [rows, V]; s and t are log-probabilities [rows, V]."""
+    p, q = s.exp(), t.exp()
+    if kind == "forward_kl":
+        return _times(q, t - s), -q
+    if kind == "reverse_kl":
+        h = _times(p, s - t)
+        return h, h
+    if kind == "jensen_shannon":
+        u = torch.logaddexp(s + math.log1p(-beta), t + math.log(beta))
+        h = (1.0 - beta) * _times(p, s - u)
+        return beta * _times(q, t - u) + h, h
+    return 0.5 * (p - q).abs(), 0.5 * p * torch.sign(p - q)
+
+
+def _times(p: Tensor, difference: Tensor) -> Tensor:
+    """p times a difference of log-probabilities; 0 where p is 0, also for the difference of two minus infinities."""
+    return (p * difference).masked_fill_(p == 0.0, 0.0)
+
+
+def _logits(raw: Tensor, bias: Tensor | None, scale: float, softcap: float | None) -> Tensor:
+    z = raw.to(statistics_dtype(raw.dtype))
+    z = z if bias is None else z + bias
+    z = z * scale
+    return z if softcap is None else softcap * torch.tanh(z / softcap)
+
+
+def losses_and_gradient(p: Plan, options: DistillationOptions, *slots: Any) -> None:
+    """`write_losses_and_gradient` as a step of a plan, as kernels.py adds a launch."""
+    gradient, losses = slots[-2:]
+    p.torch(write_losses_and_gradient, *slots, options, writes=[losses] if gradient is None else [gradient, losses])

@@ -1,0 +1,270 @@
+"""The plans of distributions: statistics of rows, logits of ids, the largest logits, and gradients.
+
+Logits are in memory a chunk at a time: some columns of the vocabulary, or all of them. What concerns ids and the largest
+logits is PyTorch's gather, scatter, max and topk. Where a row names a column twice both places hold the same gradient, the
+sum, so that the order in which they are scattered does not matter.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from npu_tiling.calls import Empty
+from npu_tiling.plans import Plan
+from npu_tiling.pytorch import collectives
+from torch import Tensor
+
+from ..call import DistributionGradients, Distributions, Needs, Options
+from ..decide import Task, choose
+from ..head import Head, check_columns, linear, part, shape_of
+from ..loss.reference import write_logits
+from ..tokens import are_columns
+from .operator import MOMENTS, are_known
+from .reference import MAXIMUM, STATISTICS, logits_of, merged, slopes_of, write_moments
+
+_PAIRS = 2**24  # of ids that are compared at a time
+
+
+def begin(p: Plan, call: Any, task: Task, needs: Needs) -> tuple[Head, ModuleType]:
+    """The linear layer of a call, and what computes on its chunks: kernels.py, or reference.py where there is no chip."""
+    head = linear(p, call)
+    tiling = choose(shape_of(p, call, head, task, needs, unfinished=False, is_readable=False))
+    if p.chip is None:
+        from . import reference
+
+        return Head(p, call, head, tiling), reference
+    from . import kernels
+
+    return Head(p, call, head, tiling), kernels
+
+
+def forward(p: Plan, call: Distributions) -> tuple[Any, ...]:
+    """See `Distributions`."""
+    options, ids, group = call.options, call.ids, call.options.group
+    check_columns(p, "ids", ids, options)
+    head, on = begin(p, call, Task.DISTRIBUTIONS, Needs(False, False, False))
+    chunks, exact, rows = head.tiling.chunks, head.tiling.exact, head.x.shape[0]
+    results = {name: p.new(each) for name, each in call.results().items()}
+    statistics = p.new(Empty((STATISTICS, rows), exact))
+    of_ids, of_top, top_ids, first = (results[name] for name in ("ids_log_probs", "top_log_probs", "top_ids", "first"))
+    counts = [min(call.top_k, columns.stop - columns.start) for columns in chunks.columns]
+    for tokens in chunks.tokens:
+        rates, named, result = part(p, call.rates, tokens), part(p, ids, tokens), part(p, statistics, tokens, 1)
+        below, count = part(p, of_ids, tokens), tokens.stop - tokens.start
+        tops = [p.new(Empty((count, sum(counts)), each) if call.top_k else None) for each in (exact, torch.int64)]
+        of_parts = (len(chunks.columns), count)
+        firsts = [p.new(Empty(of_parts, each) if call.find_first else None) for each in (exact, torch.int64)]
+        for i, columns in enumerate(chunks.columns):
+            logits = head.products(tokens, columns, bias=True)
+            column = options.vocab_first + columns.start
+            on.statistics(p, logits, rates, options, result, merge=i > 0)
+            if below is not None:
+                p.torch(_gather, logits, named, below, column, i > 0, writes=[below])
+            if call.top_k:
+                place = slice(sum(counts[:i]), sum(counts[: i + 1]))
+                found = [part(p, each, place, 1) for each in tops]
+                p.torch(_find_largest, logits, rates, *found, column, options, writes=found)
+            if first is not None:
+                found = [part(p, each, slice(i, i + 1)) for each in firsts]
+                p.torch(_find_first, logits, *found, column, options, p.chip is None, writes=[logits, *found])
+        if group:
+            p.torch(_join, result, group, writes=[result])
+        maximum = p.view(result, (count,), (1,), MAXIMUM * result.strides[0])
+        if below is not None:
+            if group:
+                p.torch(collectives.sum_, below, group, writes=[below])
+            p.torch(_subtract, below, rates, maximum, options, writes=[below])
+        if call.top_k:
+            found = [part(p, each, tokens) for each in (of_top, top_ids)]
+            p.torch(_write_largest, *tops, maximum, *found, group, writes=found)
+        if first is not None:
+            found = part(p, first, tokens)
+            p.torch(_write_first, *firsts, found, group, writes=[found])
+    moments = [results[name] for name in MOMENTS]
+    p.torch(write_moments, statistics, options.vocab_size, *moments, writes=moments)
+    log_sum = results["log_sum"]
+    if of_ids is not None:
+        p.torch(_less_log_sum_of_ids, of_ids, log_sum, ids, options, writes=[of_ids])
+    if of_top is not None:
+        p.torch(_less_log_sum, of_top, log_sum, writes=[of_top])
+    return tuple(results.values())
+
+
+def backward(p: Plan, call: DistributionGradients) -> tuple[Any, ...]:
+    """The gradients of x, weight, bias and rates."""
+    options, group = call.options, call.options.group
+    head, on = begin(p, call, Task.DISTRIBUTION_GRADIENTS, call.needs)
+    drates = p.new(Empty((head.x.shape[0],), call.coefficients.dtype) if call.need_drates else None)
+    for tokens in head.tiling.chunks.tokens:
+        own, rates, named = part(p, call.coefficients, tokens, 1), part(p, call.rates, tokens), part(p, call.ids, tokens)
+        values, dots = None, None
+        if named is not None:
+            given = (part(p, call.log_probs, tokens), part(p, call.did_log_probs, tokens))
+            values, dots = (p.new(Empty(each, own.dtype)) for each in (named.shape, named.shape[:1]))
+            p.torch(_of_ids, own, named, *given, rates, values, dots, options, writes=[values, dots])
+        whole = part(p, drates, tokens)
+        for columns in head.tiling.chunks.columns:
+            logits = head.products(tokens, columns, bias=True)
+            gradient = head.gradient_memory(logits)
+            of_columns = p.new(None if drates is None else Empty(own.shape[1:], own.dtype))
+            on.gradient(p, logits, rates, options, gradient, own, of_columns)
+            if named is not None:
+                p.torch(_scatter, gradient, named, values, options.vocab_first + columns.start, writes=[gradient])
+            head.add(tokens, columns, gradient)
+            if whole is not None:
+                p.torch(_add, of_columns, whole, columns.start > 0, writes=[whole])
+        if whole is not None:
+            if group:
+                p.torch(collectives.sum_, whole, group, writes=[whole])
+            p.torch(_end_drates, whole, own, dots, options.vocab_size, writes=[whole])
+    if drates is not None:
+        p.torch(torch.Tensor.div_, drates, call.rates, writes=[drates])
+    return *head.finished(), drates
+
+
+def _gather(logits: Tensor, ids: Tensor, below: Tensor, first: int, adds: bool) -> None:
+    """Writes the logits [rows, ids] of ids in a chunk whose first column is `first`, 0 for others; `adds`: adds them."""
+    count = logits.shape[1]
+    chosen = logits.gather(1, (ids - first).clamp(0, count - 1))
+    chosen = torch.where(are_columns(ids, first, count), chosen, 0.0).to(below.dtype)
+    below.copy_(below + chosen if adds else chosen)
+
+
+def _find_largest(logits: Tensor, rates: Tensor | None, values: Tensor, ids: Tensor, first: int, options: Options) -> None:
+    """Writes the largest z of each row of a chunk, and their columns."""
+    found, places = logits.topk(values.shape[1], dim=1, largest=options.logit_scale >= 0.0)
+    values.copy_(logits_of(found.to(values.dtype), rates, options))
+    ids.copy_(places + first)
+
+
+def _find_first(logits: Tensor, values: Tensor, ids: Tensor, first: int, options: Options, on_cpu: bool) -> None:
+    """Writes the largest z of each row of a chunk, at rate 1, and the first column that has it. May overwrite the logits."""
+    found, places = _capped(logits, values.dtype, options, on_cpu).max(1)
+    values.copy_(found)
+    ids.copy_(places + first)
+
+
+def _capped(logits: Tensor, dtype: torch.dtype, options: Options, on_cpu: bool) -> Tensor:
+    """z of raw logits, all rates 1, with the roundings of the loss: of its kernels, or of its definition on a CPU."""
+    if options.softcap is None and options.logit_scale == 1.0:
+        return logits
+    z = logits.to(dtype)
+    if on_cpu or options.softcap is None:
+        write_logits(z, None, options)
+        return z
+    z *= options.logit_scale
+    e = z.abs().mul_(-2.0 / options.softcap).exp_()  # as `formula.logits_of_raw`
+    return torch.copysign((1.0 - e).div_(1.0 + e), z).mul_(options.softcap)
+
+
+def _join(statistics: Tensor, group: str) -> None:
+    statistics.copy_(merged(collectives.gather(statistics, group)))
+
+
+def _subtract(below: Tensor, rates: Tensor | None, maximum: Tensor, options: Options) -> None:
+    torch.sub(logits_of(below, rates, options), maximum.unsqueeze(1), out=below)
+
+
+def _write_largest(of_all: Tensor, all_ids: Tensor, maximum: Tensor, below: Tensor, ids: Tensor, group: str) -> None:
+    """Writes the largest of all parts' logits [rows, count], less the row's largest, and their columns."""
+    values, places = _largest(of_all, all_ids, ids.shape[1], group)
+    torch.sub(values, maximum.unsqueeze(1), out=below)
+    ids.copy_(places)
+
+
+def _largest(of_all: Tensor, all_ids: Tensor, count: int, group: str) -> tuple[Tensor, Tensor]:
+    lowest = torch.finfo(of_all.dtype).min
+    if not group:
+        return largest(of_all, all_ids, count)
+    lacking = max(0, count - of_all.shape[1])  # of a rank that has fewer columns
+    # A column that is ruled out, minus infinity, comes before what a rank lacks.
+    of_all = torch.nn.functional.pad(of_all.clamp_min(lowest), (0, lacking), value=-torch.inf)
+    own = largest(of_all, torch.nn.functional.pad(all_ids, (0, lacking)), count)
+    of_all, all_ids = (collectives.gather(one, group).transpose(0, 1).flatten(1) for one in own)
+    values, places = largest(of_all, all_ids, count)
+    return values.masked_fill(values == lowest, -torch.inf), places
+
+
+def _write_first(values: Tensor, ids: Tensor, first: Tensor, group: str) -> None:
+    """Writes the first column that has a row's largest z, of parts [parts, rows]."""
+    values, ids = first_largest(values, ids)
+    if group:
+        _, ids = first_largest(collectives.gather(values, group), collectives.gather(ids, group))
+    first.copy_(ids)
+
+
+def _less_log_sum(below: Tensor, log_sum: Tensor) -> None:
+    torch.sub(below, log_sum.unsqueeze(1), out=below)
+
+
+def _less_log_sum_of_ids(below: Tensor, log_sum: Tensor, ids: Tensor, options: Options) -> None:
+    absent = torch.where(ids == options.ignore_index, 0.0, torch.nan).to(below.dtype)
+    torch.where(are_known(ids, options), below - log_sum.unsqueeze(1), absent, out=below)
+
+
+def _of_ids(
+    coefficients: Tensor,
+    named: Tensor,
+    log_probs: Tensor,
+    did: Tensor,
+    rates: Tensor | None,
+    values: Tensor,
+    dots: Tensor,
+    options: Options,
+) -> None:
+    """Writes the gradient of raw logits of ids, [rows, K], and the sum of (z - k) times the upstream gradient, [rows]."""
+    maximum, log, a, b, c, d = coefficients.unsqueeze(2).unbind(0)
+    p = log_probs.exp()
+    log_probs = log_probs.masked_fill(log_probs == -torch.inf, 0.0)  # of a column that is ruled out, at any temperature
+    of_z, below = p * (a + b * log_probs + c * p) + d + sums_of_equals(named, did), log_probs + log
+    torch.mul(of_z, slopes_of(below + maximum, rates, options), out=values)
+    torch.sum(did * below, 1, out=dots)
+
+
+def _add(of_columns: Tensor, whole: Tensor, adds: bool) -> None:
+    whole.copy_(of_columns + whole if adds else of_columns)
+
+
+def _end_drates(whole: Tensor, coefficients: Tensor, dots: Tensor | None, vocab_size: int) -> None:
+    maximum, *_, dmean = coefficients.unbind()
+    whole.add_(dmean * maximum, alpha=vocab_size)
+    if dots is not None:
+        whole.add_(dots)
+
+
+def _scatter(gradient: Tensor, ids: Tensor, values: Tensor, first: int) -> None:
+    """Writes values [rows, ids] to the ids' columns of a chunk [rows, columns]; equal ids have equal values."""
+    count = gradient.shape[1]
+    here, places = are_columns(ids, first, count), (ids - first).clamp(0, count - 1)
+    # An id outside the chunk repeats the write of an id inside, or writes back the row's first column.
+    some, which = here.to(torch.float32).max(1, keepdim=True)
+    spare = torch.where(some > 0, places.gather(1, which), 0)
+    kept = torch.where(some > 0, values.gather(1, which), gradient[:, :1])
+    gradient.scatter_(1, torch.where(here, places, spare), torch.where(here, values, kept).to(gradient.dtype))
+
+
+def sums_of_equals(ids: Tensor, values: Tensor) -> Tensor:
+    """[rows, ids]: for each id, the sum of the values of all equal ids in its row."""
+    rows, count = ids.shape
+    if count == 1:
+        return values
+    step = max(1, _PAIRS // count**2)
+    found = [
+        torch.where(some.unsqueeze(2) == some.unsqueeze(1), theirs.unsqueeze(1), 0.0).sum(2)
+        for some, theirs in zip(ids.split(step), values.split(step), strict=True)
+    ]
+    return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def largest(values: Tensor, ids: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest values of each row, the largest first, at most `count`, and their ids; all [rows, ...]."""
+    values, places = values.topk(min(count, values.shape[1]), dim=1)
+    return values, ids.gather(1, places)
+
+
+def first_largest(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Of parts [parts, rows] in ascending order of ids, the largest value of each row and the first of its ids."""
+    top, part = values.max(0, keepdim=True)
+    return top.squeeze(0), ids.gather(0, part).squeeze(0)

@@ -1,1 +1,0 @@
-"""From tensors to kernel launches: tiling, allocation."""

@@ -1,0 +1,446 @@
+"""The plans of a loss. Each way (see `Way` in decide.py) is one function: it adds the steps of all chunks.
+
+A loss is computed in one of three tasks: its outputs alone; outputs and the gradients of a loss that is one number; or
+gradients, given statistics that an earlier pass has computed. With a process group ranks exchange their statistics once for
+each chunk of tokens, between statistics and gradients: source Shoeybi et al., "Megatron-LM", arXiv 1909.08053.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from npu_tiling.calls import Empty
+from npu_tiling.plans import Plan
+from npu_tiling.pytorch import collectives
+from torch import Tensor
+
+from .. import matmul
+from ..call import REFERENCE, STATISTICS, TARGET, TOTAL, Backward, Forward, is_unfinished
+from ..decide import Task, Way, choose, pitch, token_groups
+from ..head import EVERYTHING, Head, check_columns, clone, flat, linear, part, row, rows_in, shape_of, transposed
+from ..tiling import is_possible
+from ..tokens import typical_size
+from .slots import Chunk, TargetGradients
+
+_MAX_GAP = 64.0  # e^64 neither overflows nor underflows fp32 and bf16
+
+
+def forward(p: Plan, call: Forward) -> tuple[Any, ...]:
+    """The six outputs, statistics, three gradients and the factors that these lack."""
+    results, options = call.results(), call.options
+    loss = Loss(p, call, Task.LOSS_AND_GRADIENTS if any(call.needs) else Task.LOSS)
+    statistics = p.new(Empty((STATISTICS, loss.head.x.shape[0]), loss.tiling.exact))
+    if options.return_entropy and not any(call.needs):
+        total = row(p, statistics, TOTAL)
+        p.torch(torch.Tensor.zero_, total, writes=[total])  # saved with the others
+    WAYS[loss.tiling.way](loss, statistics, Upstream(1.0, None))
+    saved = results["statistics"]
+    kept = None if saved is None else p.view(statistics, saved.shape, statistics.strides)
+    gradients = loss.finished() if any(call.needs) else (None, None, None)
+    return *loss.losses(statistics, results), kept, *gradients, loss.unfinished
+
+
+def backward(p: Plan, call: Backward) -> tuple[Any, ...]:
+    """Three gradients: everything is computed again but the statistics."""
+    loss = Loss(p, call, Task.GRADIENTS)
+    dloss, dentropy = (each if each is None or each.dim() == 0 else flat(p, each) for each in (call.dloss, call.dentropy))
+    WAYS[loss.tiling.way](loss, call.statistics, Upstream(dloss, dentropy))
+    return loss.finished()
+
+
+class Upstream(NamedTuple):
+    """The gradients of losses and entropies: numbers or [N]; None for none."""
+
+    dloss: Any
+    dentropy: Any
+
+
+class Loss:
+    """The tensors of one loss in a plan, and facts of its targets.
+
+    Attributes:
+        p: the plan.
+        on: what computes on rows and chunks: kernels.py, or reference.py where there is no chip.
+        options: of the loss.
+        task: which results.
+        tiling: how they are computed.
+        head: the linear layer, and the gradients.
+        targets: gradients at the targets, where E has zeros; None where nothing is made of E.
+        unfinished: [3], factors that the gradients lack; None for 1.
+    """
+
+    def __init__(self, p: Plan, call: Any, task: Task) -> None:
+        self.p, self.on, self.options, self.task = p, _arithmetic(p), call.options, task
+        check_columns(p, "target", call.target, call.options)
+        head, unfinished = linear(p, call), task is Task.LOSS_AND_GRADIENTS and is_unfinished(call)
+        is_readable = is_possible(p, head.x, head.weight, call.weight_grad)
+        shape = shape_of(p, call, head, task, call.needs, unfinished=unfinished, is_readable=is_readable)
+        self.tiling = tiling = choose(shape)
+        self.head = Head(p, call, head, tiling)
+        self.targets: TargetGradients | None = None
+        self._facts_of(call)
+        self._bias, self._class_weight = p.contiguous(call.bias), p.contiguous(call.class_weight)
+
+    def _facts_of(self, call: Any) -> None:
+        """Facts of the targets, with divisors of single tokens as factors of their losses and gradients."""
+        p, tiling, divisor = self.p, self.tiling, call.divisor
+        self._factors = self._gradient_factors = None  # of losses and of their gradients, [N]; None: one for all
+        self._row_options = self.options
+        if divisor is not None and divisor.dim():
+            self._factors = p.torch(_inverse, flat(p, divisor), tiling.exact, makes=Empty((divisor.numel(),), tiling.exact))
+            divisor, self._row_options = None, self.options._replace(reduction="none")
+        self._gradient_factors = self._factors
+        scale = tiling.dweight_scale if tiling.shape.unfinished else None
+        target, class_weight = flat(p, call.target), call.class_weight
+        if p.chip is not None:
+            class_weight = p.contiguous(class_weight)
+        self.facts = self.on.target_facts(p, target, class_weight, divisor, self._row_options, tiling.exact, scale)
+        self.unfinished = self.facts.unfinished
+        if self._factors is not None and self.unfinished is not None:
+            # As class weights are, and with them: see `write_target_facts` in reference.py.
+            given = (self._factors, self.facts.target_weight, self.facts.gradient_factors)
+            size = p.torch(_typical_size, *given, makes=Empty((), tiling.exact))
+            self._gradient_factors = p.torch(torch.div, self._factors, size, makes=Empty(self._factors.shape, tiling.exact))
+            self.unfinished = p.torch(torch.mul, self.unfinished, size, makes=Empty((3,), tiling.exact))
+
+    @property
+    def has_token_factors(self) -> bool:
+        """Whether losses have factors of their own."""
+        return self._factors is not None
+
+    def logits(self, tokens: slice, columns: slice) -> Chunk:
+        """A chunk of logits."""
+        chunk = self.chunk(tokens, columns, self.head.products(tokens, columns))
+        self.on.prepare(self.p, chunk, self.options)
+        return chunk
+
+    def chunk(self, tokens: slice, columns: slice, logits: Any) -> Chunk:
+        """The record of logits, or of exponentials."""
+        vectors = (part(self.p, each, columns) for each in (self._bias, self._class_weight))
+        target = part(self.p, self.facts.columns, tokens)
+        return Chunk(logits, columns, target, self.options.vocab_first + columns.start, *vectors)
+
+    def exchange(self, statistics: Any) -> None:
+        """Statistics [7, tokens] of this rank's columns become statistics of the whole vocabulary."""
+        group = self.options.group
+        if group:
+            makes = Empty((collectives.ranks(group), *statistics.shape), statistics.dtype)
+            self.on.join(self.p, self.p.torch(collectives.gather, statistics, group, makes=makes), statistics)
+
+    def coefficients(self, tokens: slice, statistics: Any, upstream: Upstream) -> Any:
+        """The coefficients [5, tokens] of a chunk's gradient, from the statistics [7, N] of all tokens."""
+        p, (dloss, dentropy) = self.p, (_of_tokens(self.p, each, tokens) for each in upstream)
+        if dloss is not None and self._gradient_factors is not None:
+            factors = part(p, self._gradient_factors, tokens)
+            is_one = type(dloss) is float
+            dloss = factors if is_one else p.torch(torch.mul, dloss, factors, makes=Empty(factors.shape, factors.dtype))
+        facts = self.facts.part(p, tokens)
+        return self.on.coefficients(p, facts, part(p, statistics, tokens, 1), self.options, dloss, dentropy)
+
+    def allocate_targets(self) -> TargetGradients:
+        """Memory for g of formula.py. dx gets it with each chunk, the weight's gradient at the end."""
+        columns = self.facts.columns
+        values = self.p.new(Empty(columns.shape, torch.float32))
+        self.targets = TargetGradients(columns, self.options.vocab_first, values)
+        return self.targets
+
+    def finished(self) -> tuple[Any, ...]:
+        """The gradients of x, weight and bias."""
+        if self.targets is not None and self.head.dweight is not None:
+            self.on.add_target_rows(self.p, self.head.dweight, self.head.trained_x, self.targets)
+        return self.head.finished()
+
+    def losses(self, statistics: Any, results: dict[str, Any]) -> tuple[Any, ...]:
+        """The six outputs that the caller asked for."""
+        if self._factors is None:
+            return tuple(self.on.losses(self.p, self.facts, statistics, self._row_options, results))
+        each = {name: results[name] and Empty(self._factors.shape, results[name].dtype) for name in ("loss", "z_loss")}
+        loss, z_loss, *others = self.on.losses(self.p, self.facts, statistics, self._row_options, results | each)
+        sums = (
+            of and self.p.torch(torch.dot, of, self._factors, makes=Empty((), self.tiling.exact)) for of in (loss, z_loss)
+        )
+        return *sums, *others
+
+
+def by_columns(loss: Loss, statistics: Any, upstream: Upstream) -> None:
+    """See `Way.COLUMNS`; and `Way.WHOLE_ROWS`, one chunk of columns, where statistics or gradients alone are computed."""
+    p, chunks = loss.p, loss.tiling.chunks
+    for tokens in chunks.tokens:
+        if loss.task is not Task.GRADIENTS:
+            result = part(p, statistics, tokens, 1)
+            for columns in chunks.columns:
+                loss.on.statistics(p, loss.logits(tokens, columns), loss.options, result, merge=columns.start > 0)
+            loss.exchange(result)
+        if loss.task is not Task.LOSS:
+            coefficients = loss.coefficients(tokens, statistics, upstream)
+            for columns in chunks.columns:
+                chunk = loss.logits(tokens, columns)
+                gradient = loss.head.gradient_memory(chunk.logits)
+                loss.on.gradient(p, chunk, loss.options, gradient, coefficients)
+                loss.head.add(tokens, columns, gradient)
+
+
+def whole_rows(loss: Loss, statistics: Any, upstream: Upstream) -> None:
+    """See `Way.WHOLE_ROWS`: the logits are still there when the statistics are known."""
+    if loss.task is not Task.LOSS_AND_GRADIENTS:
+        by_columns(loss, statistics, upstream)
+        return
+    p, (columns,) = loss.p, loss.tiling.chunks.columns
+    for tokens in loss.tiling.chunks.tokens:
+        chunk = loss.logits(tokens, columns)
+        gradient, result = loss.head.gradient_memory(chunk.logits), part(p, statistics, tokens, 1)
+        if loss.options.group or loss.has_token_factors:
+            loss.on.statistics(p, chunk, loss.options, result, merge=False)
+            loss.exchange(result)
+            loss.on.gradient(p, chunk, loss.options, gradient, loss.coefficients(tokens, statistics, upstream))
+        else:
+            loss.on.statistics_and_gradient(p, chunk, loss.options, gradient, loss.facts.part(p, tokens), result)
+        loss.head.add(tokens, columns, gradient)
+
+
+def exponentials(loss: Loss, statistics: Any, upstream: Upstream) -> None:
+    """See `Way.EXPONENTIALS`, for a loss that is one number."""
+    p, (columns,), targets = loss.p, loss.tiling.chunks.columns, loss.allocate_targets()
+    scratch: list[Any] = []
+    for tokens in loss.tiling.chunks.tokens:
+        result = part(p, statistics, tokens, 1)
+        chunk = loss.logits(tokens, columns)
+        memory = loss.head.gradient_memory(chunk.logits)
+        reference = p.new(Empty((memory.shape[0],), loss.tiling.exact))
+        loss.on.exponentials(p, chunk, loss.options, memory, result, reference, merge=False)
+        loss.exchange(result)
+        coefficients = loss.coefficients(tokens, statistics, upstream)
+        _add_exponentials(loss, tokens, memory, reference, statistics, coefficients, targets, scratch)
+
+
+def by_product(loss: Loss, statistics: Any, upstream: Upstream) -> None:
+    """See `Way.PRODUCT`."""
+    p, (columns,), targets = loss.p, loss.tiling.chunks.columns, loss.allocate_targets()
+    multiply = loss.on.ExponentialProduct(p, loss.head.weight, loss.options)
+    scratch: list[Any] = []
+    for tokens in loss.tiling.chunks.tokens:
+        x, result = part(p, loss.head.x, tokens), part(p, statistics, tokens, 1)
+        memory = None
+        if loss.task is not Task.LOSS:
+            memory = rows_in(p, loss.head.buffer, x.shape[0], loss.head.weight.shape[0])
+        if loss.task is not Task.GRADIENTS:
+            reference = multiply.statistics(x, part(p, loss.facts.columns, tokens), result, ((columns, memory),))
+            loss.exchange(result)
+        if loss.task is not Task.LOSS:
+            coefficients = loss.coefficients(tokens, statistics, upstream)
+            if loss.task is Task.GRADIENTS:
+                reference = row(p, coefficients, REFERENCE)
+                multiply.exponentials(x, reference, memory)
+            _add_exponentials(loss, tokens, memory, reference, statistics, coefficients, targets, scratch)
+
+
+def _add_exponentials(
+    loss: Loss,
+    tokens: slice,
+    memory: Any,
+    reference: Any,
+    statistics: Any,
+    coefficients: Any,
+    targets: TargetGradients,
+    scratch: list[Any],
+) -> None:
+    """Adds the gradients of a chunk: dx = v (E W) + g W[target], dW += E^T (v x).
+
+    Args:
+        memory: E [tokens, V].
+        reference: [tokens], that of E.
+        scratch: of all chunks, empty at first: memory for sums of dx, and for v x; None where there is none.
+    """
+    p, head, tiling, (columns,) = loss.p, loss.head, loss.tiling, loss.tiling.chunks.columns
+    chunk, of_tokens = loss.chunk(tokens, columns, memory), targets.part(p, tokens)
+    v = p.new(Empty(reference.shape, reference.dtype))
+    target_logit = row(p, part(p, statistics, tokens, 1), TARGET)
+    last = _reachable(loss, reference, coefficients)
+    loss.on.settle(p, chunk, loss.options, reference, last, target_logit, coefficients, v, of_tokens)
+    x, count, width = part(p, head.x, tokens), memory.shape[0], head.x.shape[1]
+    if tiling.sums_in_buffer:  # E fills the second half of each row, and the first is free
+        step = pitch(head.weight.shape[0])
+        sums = p.view(head.buffer, (count, width), (step, 1))
+        scaled = p.view(head.buffer, (count, width), (2 * step, 1), dtype=x.dtype)
+    else:
+        if not scratch:
+            size, is_wide = (tiling.chunks.longest[0], width), x.dtype != tiling.product_dtype and head.dx is not None
+            scratch.append(p.new(Empty(size, tiling.product_dtype) if is_wide else None))
+            scratch.append(p.new(None if head.dweight is None else Empty(size, x.dtype)))
+        sums, scaled = (part(p, each, slice(0, count)) for each in scratch)
+    if head.dx is not None:
+        dx = part(p, head.dx, tokens)
+        sums = dx if sums is None else sums
+        matmul.multiply(p, memory, head.weight, sums)
+        loss.on.scale_rows(p, sums, v, dx, of_tokens, head.weight)
+    if head.dweight is not None:
+        loss.on.scale_rows(p, x, v, scaled)
+        head.add_to_dweight(tokens, memory, scaled, head.dweight)
+
+
+def kept(loss: Loss, statistics: Any, upstream: Upstream) -> None:
+    """See `Way.KEPT_LOGITS`, `Way.KEPT_EXPONENTIALS` and `Way.KEPT_PRODUCT`. All tokens are one chunk.
+
+    The statistics of a row are known after all of its logits, and the gradient needs each logit again. The [N, W] logits of
+    W columns fit in the [W, H] rows of the weight's gradient if N is at most H, with rows a pitch of logits apart. Rounding
+    to a narrow dtype costs large numbers more, so each logit is kept minus the largest one of its row so far: that
+    difference is small where the probability is not.
+
+    The order of products overwrites nothing that is still needed: part by part, the gradients in place of the logits and
+    their product for dx; after all parts the weight's gradient, part by part, each through a copy.
+    """
+    p, on, options, head, tiling = loss.p, loss.on, loss.options, loss.head, loss.tiling
+    dtype, count, parts = head.x.dtype, head.x.shape[0], tiling.chunks.kept
+    memory = _kept_memory(loss)
+
+    def place_of(columns: slice) -> Any:
+        """The memory [N, columns] of a chunk."""
+        of = next(of for of in parts if of.start <= columns.start < of.stop)
+        return part(p, memory[of.start], slice(columns.start - of.start, columns.stop - of.start), 1)
+
+    waiting: list[tuple[Chunk, Any]] = []  # chunks, and what was subtracted from the logits of each row
+    if tiling.way is Way.KEPT_PRODUCT:
+        places = [(columns, place_of(columns)) for columns in tiling.chunks.columns]
+        multiply = on.ExponentialProduct(p, head.weight, options)
+        reference = multiply.statistics(head.x, loss.facts.columns, statistics, places)
+        waiting = [(loss.chunk(EVERYTHING, columns, place), reference) for columns, place in places]
+    else:
+        largest = p.new(Empty((len(tiling.chunks.columns), count), statistics.dtype))
+        keep = on.keep if tiling.way is Way.KEPT_LOGITS else on.exponentials
+        for i, columns in enumerate(tiling.chunks.columns):
+            chunk, place, subtracted = loss.logits(EVERYTHING, columns), place_of(columns), row(p, largest, i)
+            keep(p, chunk, options, place, statistics, subtracted, merge=columns.start > 0)
+            waiting.append((chunk._replace(logits=place), subtracted))
+    loss.exchange(statistics)
+
+    coefficients = loss.coefficients(EVERYTHING, statistics, upstream)
+    v = targets = None
+    if tiling.way is Way.KEPT_LOGITS:
+        own = row(p, coefficients, REFERENCE)
+        reference = clone(p, own)
+    else:
+        last = _reachable(loss, waiting[-1][1], coefficients)
+        v = p.new(Empty((count,), statistics.dtype))
+        target_logit, targets = row(p, statistics, TARGET), loss.allocate_targets()
+
+    def differentiate(of: slice) -> None:
+        """Overwrites the kept chunks of a part: with the gradient of their logits, or with their final exponentials."""
+        for chunk, subtracted in waiting:
+            if not of.start <= chunk.columns.start < of.stop:
+                continue
+            if targets is None:
+                p.torch(_difference, reference, subtracted, own, writes=[own])
+                on.gradient(p, chunk, options, chunk.logits, coefficients)
+            else:
+                on.settle(p, chunk, options, subtracted, last, target_logit, coefficients, v, targets)
+
+    if head.dx is None:
+        for of in parts:
+            differentiate(of)
+    else:
+        _sum_dx(loss, memory, differentiate, v, targets)
+    for of in parts:  # dW = the gradients of the logits, transposed, times x, in the place of both
+        gradient, rows_of_part = memory[of.start], part(p, head.dweight, of)
+        copy = rows_in(p, head.buffer, count, gradient.shape[1], dtype)
+        if v is None:
+            p.torch(torch.Tensor.copy_, copy, gradient, writes=[copy])
+        else:
+            on.scale_rows(p, gradient, v, copy)
+        matmul.multiply(p, transposed(p, copy), head.x, rows_of_part, alpha=tiling.dweight_scale)
+
+
+def _kept_memory(loss: Loss) -> dict[int, Any]:
+    """By the first column of each part, memory [N, columns] for its logits in its rows of the weight's gradient."""
+    p, dtype, count = loss.p, loss.head.x.dtype, loss.head.x.shape[0]
+    dweight: Any = loss.head.dweight
+    found, width = {}, dweight.shape[1] * dweight.dtype.itemsize // dtype.itemsize
+    for of in loss.tiling.chunks.kept:
+        columns = of.stop - of.start
+        shape, strides = (count, columns), (pitch(columns), 1)
+        if columns * width >= count * strides[0]:
+            found[of.start] = p.view(dweight, shape, strides, of.start * width, dtype)
+        else:  # the last few columns alone
+            found[of.start] = p.view(p.new(Empty((count * strides[0],), dtype)), shape, strides)
+    return found
+
+
+def _sum_dx(loss: Loss, memory: dict[int, Any], differentiate: Any, v: Any, targets: TargetGradients | None) -> None:
+    """dx [N, H] = gradients of the logits, in the place of the kept logits, @ weight.
+
+    Args:
+        memory: of each part.
+        differentiate: turns the logits of a part into their gradient; called before the first product of each part, so that
+            short launches are queued while a long one runs.
+        v: [N], factors of the gradients there; None for 1.
+        targets: gradients at the target columns (E has zeros there), which are added to dx.
+    """
+    p, head, count, width = loss.p, loss.head, loss.head.x.shape[0], loss.head.x.shape[1]
+    is_wide, longest = head.dx.dtype.itemsize < torch.float32.itemsize, count
+    if is_wide:
+        longest = head.buffer.numel() * head.buffer.dtype.itemsize // torch.float32.itemsize // width
+    for tokens in token_groups(count, longest):
+        dx = sums = part(p, head.dx, tokens)
+        if is_wide:
+            sums = p.view(head.buffer, dx.shape, (width, 1), dtype=torch.float32)
+        for of in loss.tiling.chunks.kept:
+            if tokens.start == 0:
+                differentiate(of)
+            matmul.multiply(p, part(p, memory[of.start], tokens), part(p, head.weight, of), sums, adds=of.start > 0)
+        if v is not None:
+            of_tokens = None if targets is None else targets.part(p, tokens)
+            loss.on.scale_rows(p, sums, part(p, v, tokens), dx, of_tokens, head.weight)
+        elif is_wide:
+            p.torch(torch.Tensor.copy_, dx, sums, writes=[dx])
+
+
+WAYS = {
+    Way.WHOLE_ROWS: whole_rows,
+    Way.EXPONENTIALS: exponentials,
+    Way.PRODUCT: by_product,
+    Way.KEPT_LOGITS: kept,
+    Way.KEPT_EXPONENTIALS: kept,
+    Way.KEPT_PRODUCT: kept,
+    Way.COLUMNS: by_columns,
+}
+
+
+def _arithmetic(p: Plan) -> ModuleType:
+    """What computes on rows and chunks; kernels import Triton, and are imported where they are needed."""
+    if p.chip is None:
+        from . import reference
+
+        return reference
+    from . import kernels
+
+    return kernels
+
+
+def _reachable(loss: Loss, reference: Any, coefficients: Any) -> Any:
+    """References for which exp(k - reference) is finite: logits of other ranks may be far above those of this one."""
+    if not loss.options.group:
+        return reference
+    of_sum, p = row(loss.p, coefficients, REFERENCE), loss.p
+    return p.torch(_above, reference, of_sum, makes=Empty(reference.shape, reference.dtype))
+
+
+def _above(reference: Tensor, of_sum: Tensor) -> Tensor:
+    return torch.maximum(reference, of_sum - _MAX_GAP)
+
+
+def _difference(reference: Tensor, subtracted: Tensor, out: Tensor) -> None:
+    torch.sub(reference, subtracted, out=out)
+
+
+def _of_tokens(p: Plan, value: Any, tokens: slice) -> Any:
+    """The part of an upstream gradient; numbers are those of all tokens."""
+    return value if value is None or type(value) is float or not value.dim() else part(p, value, tokens)
+
+
+def _inverse(divisor: Tensor, dtype: torch.dtype) -> Tensor:
+    return 1.0 / divisor.to(dtype)
+
+
+def _typical_size(factors: Tensor, weights: Tensor | None, of_gradient: Tensor) -> Tensor:
+    return typical_size(factors if weights is None else factors * weights * of_gradient[0])
