@@ -16,7 +16,7 @@ list lie anywhere. Statistics are [sources, tokens, layers]; ascend/kernels.py a
 """
 
 from npu_tiling.device.language import tl, triton
-from npu_tiling.device.rounding import widen
+from npu_tiling.device.rounding import gradient_of_rows, widen
 
 ALIGNMENT = tl.constexpr(16)  # elements
 NO_GRADIENT = tl.constexpr(-(2**63))  # the entry in the table of gradients of a source that needs none
@@ -89,9 +89,8 @@ def expanded_gradient(b_v, b_slope_c, b_first, b_first_factor, b_last, b_last_fa
 
 @triton.jit
 def norm_gradient(b_f, b_n, b_rstd, D: tl.constexpr):
-    """RMSNorm's gradient rstd (f - n mean(f n)), from n = x rstd and f = dy weight, [rows, columns] both."""
-    b_mean = tl.sum(b_f * b_n, axis=1) * (1.0 / D)
-    return (b_f - b_n * b_mean[:, None]) * b_rstd[:, None]
+    """RMSNorm's gradient from n = x rstd and f = dy weight, [rows, columns] both."""
+    return gradient_of_rows(b_f, b_n, b_rstd, tl.sum(b_f * b_n, axis=1) * (1.0 / D))
 
 
 @triton.jit

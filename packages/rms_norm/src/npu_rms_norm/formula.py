@@ -84,12 +84,6 @@ def activate(b_gate, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def gradient_of_rows(b_g, b_n, b_rstd, b_mean):
-    """dx = rstd (g - n mean(g n))."""
-    return (b_g - b_n * b_mean[:, None]) * b_rstd[:, None]
-
-
-@triton.jit
 def amax_of_rows(b_amax, b_zero):
     """The largest |y| of each row, MIN_AMAX at least; NaN of a row with NaN or inf.
 

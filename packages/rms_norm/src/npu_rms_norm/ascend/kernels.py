@@ -13,13 +13,12 @@ SPLIT says which tiles a program takes:
 
 from npu_tiling.device.language import tl, triton
 from npu_tiling.device.partials import store_partial
-from npu_tiling.device.rounding import round_to
+from npu_tiling.device.rounding import gradient_of_rows, round_to
 
 from ..formula import (
     activate,
     add_residual,
     amax_of_rows,
-    gradient_of_rows,
     inverse_rms,
     load_factor,
     normalise,

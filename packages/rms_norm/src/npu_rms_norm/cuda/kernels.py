@@ -15,13 +15,12 @@ ORDER says how rows are numbered. Rows with consecutive numbers share a tile:
 from npu_tiling.device.exchange import collect, publish
 from npu_tiling.device.language import tl, triton
 from npu_tiling.device.partials import store_partial
-from npu_tiling.device.rounding import round_to
+from npu_tiling.device.rounding import gradient_of_rows, round_to
 
 from ..formula import (
     MIN_AMAX,
     activate,
     add_residual,
-    gradient_of_rows,
     inverse_rms,
     load_factor,
     normalise,

@@ -1,4 +1,4 @@
-"""Rounding to a named dtype between two steps of fp32 arithmetic, and the sigmoid."""
+"""Rounding to a named dtype between two steps of fp32 arithmetic, the sigmoid, and the gradient of an RMSNorm."""
 
 from .language import tl, triton
 
@@ -43,3 +43,9 @@ def logistic(b_value):
             is_pure=True,
             pack=1,
         )
+
+
+@triton.jit
+def gradient_of_rows(b_g, b_n, b_rstd, b_mean):
+    """dx = rstd (g - n mean(g n)) of an RMSNorm n = x rstd: g is the gradient of n, b_mean = mean(g n) of each row."""
+    return (b_g - b_n * b_mean[:, None]) * b_rstd[:, None]
