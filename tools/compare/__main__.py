@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from . import depth, fla, page, peers, tables
+from . import depth, fla, page, peers, tables, widths
 from .points import POINTS
 from .predicted import key_of, predictions
 from .published import SOC, Operator
@@ -33,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--depths", action="store_true", help=about)
     pages = "the calls with TEXT of the tables on the operators' pages, with all compilers, and nothing else"
     parser.add_argument("--tables", nargs="?", const="", metavar="TEXT", help=pages)
+    over_widths = "rms_norm over widths: the table of its page, and nothing else"
+    parser.add_argument("--widths", action="store_true", help=over_widths)
     published = (
         "published times of other projects' kernels whose source and kernel have TEXT, and nothing else; writes their page"
     )
@@ -44,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.tables is not None:
         found_tables = track(tables.predictions(toolchains.VERSIONS, options.tables), "predicting", console=console)
         console.print(tables.table(list(found_tables)))
+        return 0
+    if options.widths:
+        print(widths.table(options.toolchain))
         return 0
     if options.points is not None:
         return _points(console, options.points)

@@ -53,10 +53,9 @@ def predictions(toolchains: tuple[str, ...], wanted: str) -> Iterator[Predicted]
     for label, call in calls():
         if wanted not in label:
             continue
-        for direction, launches in zip(("forward", "backward"), _launches(call), strict=True):
-            kept = [launch for launch in launches if launch.name not in _SUMS]
-            for toolchain in toolchains if kept else ():
-                yield _predicted(label, direction, toolchain, kept)
+        for direction, launches in zip(("forward", "backward"), launches_of_call(call), strict=True):
+            for toolchain in toolchains if launches else ():
+                yield _predicted(label, direction, toolchain, launches)
     for (width, vocabulary), tokens in _PARTS.items():
         label = f"cross entropy, {width} x {vocabulary}, {tokens} tokens"
         if wanted in label:
@@ -132,13 +131,14 @@ def _leaf(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=_BF16, requires_grad=True)
 
 
-def _launches(call: Call) -> tuple[list[LaunchRecord], list[LaunchRecord]]:
+def launches_of_call(call: Call) -> tuple[list[LaunchRecord], list[LaunchRecord]]:
+    """The launches of the forward, and those of the backward but the ones that add partial sums."""
     with record(SOC) as forward:
         results = call()
     with record(SOC) as backward:
         if results:
             torch.autograd.backward(results, [torch.empty_like(result) for result in results])
-    return list(forward), list(backward)
+    return list(forward), [launch for launch in backward if launch.name not in _SUMS]
 
 
 def _predicted(label: str, direction: str, toolchain: str, launches: list[LaunchRecord]) -> Predicted:

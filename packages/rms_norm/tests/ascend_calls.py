@@ -73,6 +73,10 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
         yield f"bfloat16 {width}, int8", _int8(width, residual=False)
         yield f"bfloat16 {width}, residual, int8", _int8(width, residual=True)
         yield f"bfloat16 {width}, bias", _call(width, bf16, bf16, bias=True)
+    for first in (True, False):  # the widest rows of a model that a gated backward reads once
+        yield f"bfloat16 4096, {'gated' if first else 'gated first'}", _gated(4096, bf16, norm_before_gate=first)
+    yield "bfloat16 8192, residual", _call(8192, bf16, bf16, residual=bf16)
+    yield "bfloat16 8192, fp32 residual", _call(8192, bf16, fp32, residual=fp32)
     yield "bfloat16 128, gated none", _gated(128, bf16, norm_before_gate=True, mode="none")
     for first in (True, False):
         yield (

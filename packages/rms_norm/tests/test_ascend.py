@@ -122,6 +122,18 @@ def test_memory_traffic_is_the_minimum(width, dtype):
         assert all(traffic.atomics == 0 for traffic in moving.arguments.values())
 
 
+@pytest.mark.parametrize("norm_before_gate", [True, False])
+def test_memory_traffic_of_4096_gated_columns_is_the_minimum(norm_before_gate):
+    x, gate, dy = (torch.randn(400, 4096).bfloat16() for _ in range(3))
+    leaves = [each.requires_grad_() for each in (x, gate, torch.ones(4096).bfloat16())]
+    with npu_offline.emulate("Ascend910B4") as emulation:
+        gated_rms_norm(*leaves, norm_before_gate=norm_before_gate).backward(dy)
+    forward, backward, _ = emulation.launches
+    size, parameters = x.numel() * 2, 40 * 4096 * (2 + 4)
+    assert 3 * size <= moved(forward) <= 1.05 * 3 * size + parameters
+    assert 5 * size <= moved(backward) <= 1.05 * 5 * size + parameters
+
+
 def test_heads_of_a_projection_are_read_in_place_in_whole_tiles():
     q = torch.randn(3000, 3, 4, 128).bfloat16()[:, 1].requires_grad_()
     with npu_offline.emulate("Ascend910B4") as emulation:

@@ -171,10 +171,22 @@ def test_a_tile_of_several_rows_leaves_room_to_spare():
             tiling = choose(shape(width, backward=True, **{"itemsizes": (2, 2), **options}), B4)
             assert tiling.rows > 2
             assert tiling.ub_bytes <= B4.ub_bytes * 7 // 8
-    residual = {"itemsizes": (2, 2)}
-    assert choose(shape(2048, **residual), B4).rows == 3
-    assert choose(shape(4096, **residual), B4).rows == 1  # the sum is a tile more
-    assert choose(shape(4096), B4).rows == 2
+    assert choose(shape(2048, itemsizes=(2, 2)), B4).rows == 3
+
+
+def test_the_residual_of_a_tile_of_several_rows_and_the_gradient_of_a_sum_take_no_buffer_of_their_own():
+    for changes in ({"itemsizes": (2, 2)}, {"itemsizes": (2, 4)}):
+        assert choose(shape(4096, **changes), B4).rows == 2
+    for itemsizes in ((2, 2, 2), (2, 4, 4)):
+        tiling = choose(shape(8192, backward=True, itemsizes=itemsizes), B4)
+        assert (tiling.kernel, tiling.rows) == ("rows", 1)
+
+
+def test_a_gated_backward_of_4096_columns_reads_its_rows_once():
+    for itemsize, narrow in ((2, True), (4, False)):
+        gated = shape(4096, itemsize, backward=True, itemsizes=(itemsize,) * 3, narrow=narrow, activation="silu")
+        for gate_first in (False, True):
+            assert choose(dataclasses.replace(gated, gate_first=gate_first), B4).kernel == "rows"
 
 
 def test_two_rows_of_a_forward_fill_the_unified_buffer_of_a_910b_alone():
@@ -281,8 +293,8 @@ def test_capped_registers_leave_room_for_the_other_programs():
                 assert not backward or tiling.policy.capped
 
 
-def test_quantised_rows_are_read_once_up_to_8192_columns():
-    for width in (100, 2048, 2880, 4096, 7168, 8192):
+def test_quantised_rows_are_read_once_up_to_16384_columns():
+    for width in (100, 2048, 2880, 4096, 7168, 8192, 10000, 16384):
         assert choose(shape(width, quantised=True), H200).kernel == "rows"
     assert choose(shape(16385, quantised=True), H200).kernel == "wide"
     assert choose(shape(4096), H200).kernel == "wide"  # two reads, the second from a cache, take less

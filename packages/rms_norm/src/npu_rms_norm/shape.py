@@ -81,6 +81,12 @@ class Shape:
         return 0 if self.backward or len(rows) < 2 else rows[1]
 
     @property
+    def itemsizes_but_second(self) -> tuple[int, ...]:
+        """`itemsizes` without that of a residual that a forward reads, or of the gradient of a sum that a backward adds."""
+        rows = self.itemsizes[:-1] if self.gated else self.itemsizes
+        return self.itemsizes[:1] + self.itemsizes[2:] if len(rows) > 1 + self.backward else self.itemsizes
+
+    @property
     def max_rows(self) -> int:
         """Rows of one group that one tile may have: offsets inside a tile are 32-bit."""
         addressable = max(1, (INT32_END - self.width) // max(self.inner_stride, self.width, 1))

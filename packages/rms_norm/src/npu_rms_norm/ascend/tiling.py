@@ -93,30 +93,40 @@ ROWS_BYTES, COLUMNS_BYTES = 12 * 1024, 8 * 1024
 
 
 def tiles_of_rows(shape: Shape, device: Device, width: int, *, several: bool, buffers: int) -> list[Tile]:
-    """The buffers that a "rows" kernel has at once, as the compiler plans them. `several`: a tile has more than one row."""
+    """The buffers that a "rows" kernel has at once, as the compiler plans them. `several`: a tile has more than one row.
+
+    A test holds the sums against the widest tiles that all compilers place.
+    """
     forward, on_950 = not shape.backward, device.arch == "dav-c310"
     rounds, rounds_factors = shape.rounding.normalised != "fp32", shape.rounding.factors != "fp32"
     tile: tuple[str | int, ...] = ("ROWS", width)
     parameters: tuple[str | int, ...] = (1, width)
+    # dsum is added last, in a buffer that nothing else needs any more. So is a residual where several rows are a tile: its
+    # buffer holds the sum, too.
+    read = shape.itemsizes_but_second if shape.backward or several else shape.itemsizes
     # Arithmetic takes one tile beside the row that was loaded. It takes a second one where a tensor is narrower than fp32,
-    # and always on an Ascend950.
-    fp32_tiles = 2 if shape.narrow or on_950 else 1
-    fp32_reads = sum(itemsize == FP32 for itemsize in shape.itemsizes)
+    # and always on an Ascend950; half of it where another row is fp32 and nothing waits for a second buffer or a rounding.
+    fp32_reads = sum(itemsize == FP32 for itemsize in read)
+    is_mixed = (
+        shape.backward and not (shape.gated or several or on_950 or rounds_factors) and buffers == 1 and fp32_reads > 0
+    )
+    fp32_halves = 3 if is_mixed and shape.narrow else 4 if shape.narrow or on_950 else 2
+    gate_halves = 12 if on_950 else 10 if several else 11 if buffers > 1 else 9
     table = (
         # what                        shape        bytes                    copies            where
-        *(("row read", tile, itemsize, buffers, True) for itemsize in shape.itemsizes),
-        ("fp32 arithmetic", tile, FP32, fp32_tiles, True),
+        *(("row read", tile, itemsize, buffers, True) for itemsize in read),
+        ("fp32 arithmetic", tile, HALF, fp32_halves, True),
         ("copy of fp32 that was read", tile, FP32, fp32_reads, on_950 and fp32_reads > 0),
         ("result in another dtype", tile, HALF, 3, on_950 and shape.second_output),
         ("row reduction", tile, HALF, 1, True),
         ("result times 0", tile, FP32, 1, shape.quantised),
-        ("sum stored", tile, shape.residual_itemsize, buffers, several and shape.residual_itemsize > 0),
+        ("residual, sum stored", tile, shape.residual_itemsize, 1, several and shape.residual_itemsize > 0),
         ("rounded product", tile, FP32, 1, several and forward and shape.biased and rounds),
         ("scale", parameters, FP32, 1, True),
-        ("bias", parameters, FP32, 1, shape.biased),
+        ("bias", parameters, FP32, 1, shape.biased and (forward or shape.gated)),
         ("rstd, mean, rounded rstd", ("ROWS", 1), FP32, 3, True),
         ("sums of dw and db", tile, FP32, 1 + shape.biased, shape.backward),
-        ("gate, slope, products", tile, FP32, 6, shape.backward and shape.gated),
+        ("gate, slope, products", tile, HALF, gate_halves, shape.backward and shape.gated),
         ("sum of dw over rows", tile, HALF, 1, shape.backward and several),
         ("rounded product", tile, HALF, 1, shape.backward and rounds_factors and buffers > 1 and not (several or on_950)),
     )
