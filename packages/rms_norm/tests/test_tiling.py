@@ -297,6 +297,8 @@ def test_quantised_rows_are_read_once_up_to_16384_columns():
     for width in (100, 2048, 2880, 4096, 7168, 8192, 10000, 16384):
         assert choose(shape(width, quantised=True), H200).kernel == "rows"
     assert choose(shape(16385, quantised=True), H200).kernel == "wide"
+    for width, kernel in ((8192, "rows"), (10000, "wide"), (16384, "wide")):
+        assert choose(shape(width, quantised=True, itemsizes=(2, 2)), H200).kernel == kernel
     assert choose(shape(4096), H200).kernel == "wide"  # two reads, the second from a cache, take less
 
 

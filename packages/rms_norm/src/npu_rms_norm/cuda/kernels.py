@@ -192,6 +192,9 @@ def forward_kernel(
     ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
 ):  # fmt: skip
     """y of rows held in registers, each read once; and the sum, y in fp32, rstd and scales where they are asked for."""
+    # The weight is loaded before the sum over the row, which all that follows waits for. Not where y is quantised: the row
+    # waits for its largest element too, and more programs are resident where none of them keeps a weight.
+    KEEPS_SCALE: tl.constexpr = p_weight is not None and p_scale is None
     i_first, i_stop, n_step, i_head = tiles_of_program(tl.program_id(0), tl.num_programs(0), n_outer, n_inner, M, ORDER)
     p_weight = parameters_of_head(p_weight, i_head, N, ORDER)
     p_bias = parameters_of_head(p_bias, i_head, N, ORDER)
@@ -215,7 +218,7 @@ def forward_kernel(
                     b_x *= b_act
                 else:
                     acts = acts + (b_act,)
-            if p_weight is not None:  # loaded before the sum over the row, which all that follows waits for
+            if KEEPS_SCALE:
                 b_scale = load_factor_chunk(p_weight, i_outer, offset, c, CHUNKS, N, M, BLOCK_N, ORDER, FACTORS)
                 scales = scales + (b_scale,)
             b_square += b_x * b_x
@@ -230,7 +233,11 @@ def forward_kernel(
         for c in tl.static_range(CHUNKS):
             b_bias = load_factor_chunk(p_bias, i_outer, None, c, CHUNKS, N, M, BLOCK_N, ORDER, FACTORS)
             b_n = normalise(row[c], b_rstd, NORMALISED, FACTORS)
-            b_y = weigh(b_n, scales[c] if p_weight is not None else None, b_bias, WEIGHTED)
+            if KEEPS_SCALE:
+                b_scale = scales[c]
+            else:
+                b_scale = load_factor_chunk(p_weight, i_outer, offset, c, CHUNKS, N, M, BLOCK_N, ORDER, FACTORS)
+            b_y = weigh(b_n, b_scale, b_bias, WEIGHTED)
             if p_gate is not None:
                 if not GATE_FIRST:
                     b_y = round_to(b_y, WEIGHTED) * acts[c]

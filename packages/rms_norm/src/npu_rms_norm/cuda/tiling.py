@@ -27,15 +27,16 @@ class Policy(NamedTuple):
     """A row of a table. A shape matches it that has all traits of `shape` and no more than `columns`.
 
     Attributes:
-        shape: traits, with commas between them. "gated", "quantised": as `Shape` has them. "one chunk": several chunks would
-            pad the row as much as one block does; "chunks": they pad it less. "unshareable": programs cannot hold a row
-            together. "in chunks": `columns` counts the row padded to chunks. "any": every shape.
+        shape: traits, with commas between them. "gated", "quantised": as `Shape` has them. "alone": there is no residual.
+            "one chunk": several chunks would pad the row as much as one block does; "chunks": they pad it less.
+            "unshareable": programs cannot hold a row together. "in chunks": `columns` counts the row padded to chunks.
+            "any": every shape.
         columns: the most columns of a row, padded to a power of two or, "in chunks", to chunks.
         kernel: "rows": a program holds whole rows in registers. "wide": a program reads a row twice (three times where y is
             quantised). "shared": several programs hold a row together.
         tile: elements of a tile of "rows", which has as many rows as they make; 0: a tile is one row, in chunks.
         block: columns of a block of "wide" and "shared"; below 1: that part of the padded row.
-        warps: of a program; 0: 4 or 8, by the size of a chunk.
+        warps: of a program; 0: by the size of a chunk.
         per_core: programs resident on a core at once, or BY_REGISTERS.
         capped: the compiler may use only as many registers as leave room for `per_core` programs.
         why: the reason, which explanations print.
@@ -65,18 +66,32 @@ _THRICE = "other kernels would read it three times"
 _CHUNKS = "a row fits registers, in chunks"
 _CACHED = "the second read finds the row in a cache, and fewer registers leave room for more rows"
 _ALONE = "one program a core: rows of two evict each other before the second read"
+# Quantised rows wait for two sums, one after the other: the fewer warps a program has, the shorter it waits, and the more
+# programs are resident. Backwards of several rows keep sums of dw in registers: small programs of few warps hide more of the
+# wait for memory. Microseconds on an H200, cold cache, bf16, of the row's tile and warps beside another choice (2026-11-30):
+#   quantised    65536 x 1024   57.5, tile 4096 with 4 warps 61.3     16384 x 2048   32.4, 4 warps 37.0
+#                8192 x 4096    33.2, 8 warps 37.4                    8192 x 8192    61.4, 16 warps 71.5
+#                4096 x 16384   68.6, "wide" 86.2                     8192 x 5120    38.5, 8 warps 42.9
+#                4096 x 12288   56.5, 8 warps 62.3                    16384 x 2560   37.9, 4 warps 39.5
+#     of a sum   4096 x 16384   120 "wide", rows held 131             4096 x 12288   94.5 "wide", rows held 104
+#   backward     65536 x 512    62.4, tile 2048 64.2, 4096 68.4       131072 x 256   65.0, tile 1024 63.1, 4096 67.8
+#                262144 x 128   62.2, tile 1024 61.6, 4096 63.2       32768 x 1024   61.9, tile 1024 62.8, 4096 73.1
+#   gated        65536 x 512    98.5, tile 2048 with 8 warps 104      131072 x 128   53.8, tile 1024 54.9
+#                32768 x 1024   96.3, tile 2048 with 8 warps 101; with a bias 104, 114
 # fmt: off
 FORWARD = (
     #    shape                  columns  kernel   tile  block  warps  per core   capped
     _row("gated",               1024,    "rows",  1024, 0,     4,     ALL_TILES, False, _SEVERAL),
     _row("gated, one chunk",    4096,    "rows",  4096, 0,     4,     ALL_TILES, False, _ONCE),
+    _row("quantised",           1024,    "rows",  2048, 0,     2,     ALL_TILES, False, _SEVERAL),
     _row("any",                 256,     "rows",  2048, 0,     4,     ALL_TILES, False, _SEVERAL),
     _row("any",                 1024,    "rows",  4096, 0,     4,     ALL_TILES, False, _SEVERAL),
-    _row("quantised, one chunk", 2048,   "rows",  0,    0,     4,     ALL_TILES, False, _THRICE),
-    _row("quantised, one chunk", 4096,   "rows",  0,    0,     8,     ALL_TILES, False, _THRICE),
-    _row("quantised, one chunk", 8192,   "rows",  0,    0,     16,    ALL_TILES, False, _THRICE),
-    _row("quantised, chunks",   8192,    "rows",  0,    0,     8,     ALL_TILES, False, _THRICE),
-    _row("quantised, chunks",   16384,   "rows",  0,    0,     16,    ALL_TILES, False, _THRICE),
+    _row("quantised, one chunk", 2048,   "rows",  0,    0,     2,     ALL_TILES, False, _THRICE),
+    _row("quantised, one chunk", 4096,   "rows",  0,    0,     4,     ALL_TILES, False, _THRICE),
+    _row("quantised, one chunk", 8192,   "rows",  0,    0,     8,     ALL_TILES, False, _THRICE),
+    _row("quantised, chunks",   8192,    "rows",  0,    0,     0,     ALL_TILES, False, _THRICE),
+    _row("quantised, alone, one chunk", 16384, "rows", 0, 0,   16,    ALL_TILES, False, _THRICE),
+    _row("quantised, alone, chunks", 16384, "rows", 0,  0,     0,     ALL_TILES, False, _THRICE),
     _row("in chunks, chunks",   6144,    "rows",  0,    0,     0,     ALL_TILES, False, "chunks pad it least"),
     _row("any",                 2048,    "wide",  0,    1 / 2, 4,     ALL_TILES, False, _CACHED),
     _row("any",                 8192,    "wide",  0,    1 / 2, 8,     ALL_TILES, False, _CACHED),
@@ -87,8 +102,11 @@ BACKWARD = (
     #    shape                  columns  kernel   tile  block  warps  per core      capped
     _row("gated",               32,      "rows",  2048, 0,     8,     3,            False, _SEVERAL),
     _row("any",                 32,      "rows",  4096, 0,     8,     3,            False, _SEVERAL),
-    _row("gated",               1024,    "rows",  2048, 0,     8,     3,            True,  _SEVERAL),
-    _row("any",                 1024,    "rows",  4096, 0,     8,     3,            True,  _SEVERAL),
+    _row("gated",               256,     "rows",  2048, 0,     8,     3,            True,  _SEVERAL),
+    _row("gated",               1024,    "rows",  1024, 0,     4,     6,            True,  _SEVERAL),
+    _row("any",                 256,     "rows",  2048, 0,     4,     5,            True,  _SEVERAL),
+    _row("any",                 512,     "rows",  1024, 0,     2,     10,           True,  _SEVERAL),
+    _row("any",                 1024,    "rows",  2048, 0,     4,     5,            True,  _SEVERAL),
     _row("gated, one chunk",    2048,    "rows",  2048, 0,     4,     5,            True,  "a row fits registers"),
     _row("gated, one chunk",    4096,    "rows",  2048, 0,     8,     2,            True,  "a row fits registers"),
     _row("one chunk",           4096,    "rows",  4096, 0,     8,     3,            True,  "a row fits registers"),
@@ -103,6 +121,18 @@ QK_BACKWARD = _row("any",      1024,    "rows",  2048, 0,     4,     5,         
 # fmt: on
 
 MIN_CHUNK = 256  # columns of a chunk: the loop over chunks is unrolled, so more chunks are more code
+SMALL_CHUNK = 512  # columns
+CHUNK_WARPS = (4, 8)  # of a forward: its warps for small chunks, and for larger ones
+WARP_COLUMNS = 256  # of a quantised row's chunk, a warp: each thread loads 8 elements, 16 bytes of bf16
+WIDE_BLOCKS = (4096, 16384)  # the most columns of a block of "wide", and of one whose program has a core to itself
+CORE_ALONE = 32  # warps of such a program
+BACKWARD_CHUNKS = 4  # of a backward's row that chunks pad as much as one block: one block would take more registers
+SHARES_A_CORE = 4  # half of the programs that "shared" keeps on a core: at least two groups are resident
+# Registers of a thread in a backward's row in chunks, as ptxas counts them, by the elements of the row that it holds (up to
+# and including); with a gate or a bias; and the columns above which a bias doubles the warps.
+CHUNK_REGISTERS = ((20, 80), (24, 96), (END, 128))
+MORE_REGISTERS = ((12, 96), (END, 128))
+WIDE_BIAS, MAX_CHUNK_WARPS = 2560, 16
 MAX_HEADS = 1024  # whose rows may share tiles in a forward
 MAX_SHARE = 128  # programs that may hold a row together
 
@@ -237,7 +267,8 @@ def choose(shape: Shape, device: Device) -> CudaTiling:
         "chunks": chunks > 1,
         "gated": shape.gated,
         "quantised": shape.quantised,
-        "unshareable": is_unshareable or share > min(MAX_SHARE, 4 * device.vector_cores),
+        "alone": not shape.residual_itemsize,
+        "unshareable": is_unshareable or share > min(MAX_SHARE, SHARES_A_CORE * device.vector_cores),
     }
     for policy in BACKWARD if shape.backward else FORWARD:
         needed = policy.shape.split(", ")
@@ -247,7 +278,7 @@ def choose(shape: Shape, device: Device) -> CudaTiling:
     make = functools.partial(CudaTiling, shape=shape, device=device, policy=policy)
     warps, per_core = policy.warps, policy.per_core
     if policy.kernel != "rows":
-        share_of_row = min(int(policy.block * padded), 4096 if warps < 32 else 16384)
+        share_of_row = min(int(policy.block * padded), WIDE_BLOCKS[warps >= CORE_ALONE])
         columns = share_of_row if policy.block < 1 else int(policy.block)
         return make(columns=columns, warps=warps, per_core=per_core, order=shape.order)
     if policy.tile:
@@ -256,10 +287,10 @@ def choose(shape: Shape, device: Device) -> CudaTiling:
         return make(rows=rows, columns=padded, warps=warps, per_core=per_core, order=order)
     if shape.backward:
         if chunks == 1:
-            chunk, chunks = padded // 4, 4  # as much padding as one block, in fewer registers at a time
+            chunk, chunks = padded // BACKWARD_CHUNKS, BACKWARD_CHUNKS
         warps, per_core = _programs_by_registers(shape, warps, chunk * chunks)
     elif not warps:
-        warps = 4 if chunk <= 512 else 8
+        warps = chunk // WARP_COLUMNS if shape.quantised else CHUNK_WARPS[chunk > SMALL_CHUNK]
     return make(columns=chunk, warps=warps, per_core=per_core, order=shape.order)
 
 
@@ -290,12 +321,10 @@ def _order(shape: Shape) -> str:
 
 def _programs_by_registers(shape: Shape, warps: int, padded: int) -> tuple[int, int]:
     """Warps of a backward's program that holds a row in chunks, and how many such programs a core has registers for."""
-    elements = padded // (warps * WARP)  # of a thread
-    registers = 80 if elements <= 20 else 96 if elements <= 24 else 128  # as ptxas counts them
-    if shape.gated or (shape.biased and padded > 2560):
-        warps = min(2 * warps, 16)
-    if shape.gated or shape.biased:
-        registers = 96 if padded // (warps * WARP) <= 12 else 128
+    table = MORE_REGISTERS if shape.gated or shape.biased else CHUNK_REGISTERS
+    if shape.gated or (shape.biased and padded > WIDE_BIAS):
+        warps = min(2 * warps, MAX_CHUNK_WARPS)
+    registers = next(registers for most, registers in table if padded // (warps * WARP) <= most)
     return warps, CORE_REGISTERS // (registers * warps * WARP)
 
 
