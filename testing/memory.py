@@ -1,11 +1,15 @@
-"""For tests: memory that shows elements that were never written, and writes outside a tensor."""
+"""For tests: memory never written, writes outside a tensor, and how much memory there is at a time."""
 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 GUARD_BYTES = 4096
 _PATTERN = 0xA5
@@ -47,3 +51,39 @@ def guarded(
                 raise AssertionError(f"{changed.numel()} bytes {name} the tensor were written, the first at byte {first}")
 
     return inner.view(dtype).view(tuple(shape)), check
+
+
+class Taken(TorchDispatchMode):
+    """Counts the bytes of tensors that PyTorch makes in a block and that are alive at a time.
+
+    Attributes:
+        peak: the most of them so far.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = self._bytes = 0
+        self._alive: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        given = {id(storage) for storage in map(_storage, tree_leaves((args, kwargs))) if storage is not None}
+        for storage in map(_storage, tree_leaves(result)):
+            if storage is not None and id(storage) not in given | self._alive.keys():
+                self._add(id(storage), storage)
+        return result
+
+    def _add(self, key: int, storage: torch.UntypedStorage) -> None:
+        size = storage.nbytes()
+
+        def forget(_: object) -> None:
+            del self._alive[key]
+            self._bytes -= size
+
+        self._alive[key] = weakref.ref(storage, forget)
+        self._bytes += size
+        self.peak = max(self.peak, self._bytes)
+
+
+def _storage(leaf: Any) -> torch.UntypedStorage | None:
+    return leaf.untyped_storage() if isinstance(leaf, torch.Tensor) and not leaf.is_sparse else None

@@ -4,8 +4,12 @@ import importlib
 import warnings
 from collections import Counter
 
+import npu_tiling
 import pytest
+import torch
+from npu_tiling.explaining import explanation
 from npu_tiling.launching.kernels import Kernels
+from npu_tiling.plans import run_plan
 
 from tools import launches
 from tools.workspace import read_packages
@@ -40,36 +44,52 @@ def identity(launch):
     return launch.direction, launch.kernel, str({**launch.blocks, **launch.flags, **launch.options})
 
 
+@pytest.fixture
+def planned(monkeypatch):
+    """The calls that were explained."""
+    calls, real = [], explanation.explained
+    monkeypatch.setattr(explanation, "explained", lambda made: calls.extend(made) or real(made))
+    return calls
+
+
+def on_meta(slots):
+    return [slot and torch.empty_strided(slot.shape, slot.strides, dtype=slot.dtype, device="meta") for slot in slots]
+
+
 @pytest.mark.parametrize("chip", [B4, H200])
 @pytest.mark.parametrize(("package", "options"), CALLS)
-def test_a_launch_falls_back_to_what_runs_where_its_tile_overflows(package, options, chip, monkeypatch):
+def test_a_launch_falls_back_to_what_runs_where_its_tile_overflows(package, options, chip, planned, monkeypatch):
     """Each launch is refused once, with the compiler's words."""
-    found, real = explained(package, options, chip), Kernels.launch
-    before = Counter(map(identity, found.launches))
-    for launch in {identity(launch): launch for launch in found.launches}.values():
+    found = explained(package, options, chip)
+    launches = iter(found.launches)
+    for call in planned:
+        refused = {}
+        for launch, said in zip(call.launches, launches, strict=False):
+            refused.setdefault((launch.kernel, launch.spec.key), (launch.spec, said))
+        before = Counter(identity(said) for _, said in refused.values())
+        for (kernel, key), (_, said) in refused.items():
 
-        def refusing(self, module, kernel, spec, *arguments, launch=launch):
-            constants = {**launch.blocks, **launch.flags}
-            if (kernel, spec.constants, spec.options) == (launch.kernel, constants, launch.options):
-                raise RuntimeError(OVERFLOW)
-            real(self, module, kernel, spec, *arguments)
+            def refusing(self, module, name, spec, *arguments, kernel=kernel, key=key):
+                if (name, spec.key) == (kernel, key):
+                    raise RuntimeError(OVERFLOW)
 
-        monkeypatch.setattr("npu_tiling.launching.fallback._replaced", {})
-        monkeypatch.setattr(Kernels, "launch", refusing)
-        if not launch.fallback:
-            if launch.module.endswith("cuda.product") and launch.flags.get("STORE") is not None:
-                continue  # by Triton's JIT
-            with pytest.raises((RuntimeError, ValueError), match=r"ub overflow|not even its smallest tile"):
-                explained(package, options, chip)
-            continue
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            after = explained(package, options, chip).launches
-        new = Counter(map(identity, after)) - before
-        made = {each.kernel: {**each.blocks, **each.flags, **each.options} for each in after if identity(each) in new}
-        for each in launch.fallback:
-            assert each.changes.items() <= made.get(each.kernel, {}).items()
-            assert (each.kernel in made) == (each.kernel != "PyTorch's operators")
+            monkeypatch.setattr("npu_tiling.launching.fallback.replaced", {})
+            monkeypatch.setattr(Kernels, "launch", refusing)
+            arguments = on_meta(call.plan.arguments)
+            if not said.fallback:
+                with pytest.raises(npu_tiling.TileTooLargeError, match="not even its smallest tile"):
+                    run_plan(call.plan, arguments, call.again)
+                continue
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)
+                _, after = run_plan(call.plan, arguments, call.again)
+            steps = explanation.explained([call._replace(plan=after)])
+            made = [step for step in steps if isinstance(step, explanation.ExplainedLaunch)]
+            new = [each for each in made if identity(each) in Counter(map(identity, made)) - before]
+            for each in said.fallback:
+                found = [launch for launch in new if launch.kernel == each.kernel]
+                assert bool(found) == (each.kernel != "PyTorch's operators")
+                assert not found or any(each.changes.items() <= launch.parameters.items() for launch in found)
 
 
 @pytest.mark.parametrize("chip", [B4, H200])
@@ -120,5 +140,5 @@ def test_partial_sums_are_added_by_these():
 def test_names_are_those_of_all_calls(package):
     chips = launches.TYPICAL_CHIPS.values()
     made = [launch for chip in chips for _, each in launches.of_package(package.key, chip) for launch in each]
-    used = {name for launch in made for name in launch.constants}
+    used = {name for launch in made for name in launch.spec.constants}
     assert importlib.import_module(f"{package.module}.explain").NAMES.keys() == used

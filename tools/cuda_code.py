@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from npu_tiling import Device, import_kernels
-from npu_tiling.launching.recording import Argument, RecordedLaunch
+from npu_tiling.plans import Launch, Slot
 
 from . import launches
 from .cuda_calls import CALLS
@@ -71,14 +71,14 @@ class MadeUpDriver:
         return self._targets[self._device]
 
 
-def unique(package: str, chip: Device) -> dict[Hashable, RecordedLaunch]:
+def unique(package: str, chip: Device) -> dict[Hashable, Launch]:
     """Launches of a package on a GPU that Triton compiles apart, by what it tells them apart by."""
-    found: dict[Hashable, RecordedLaunch] = {}
+    found: dict[Hashable, Launch] = {}
     for _, made in launches.of_package(package, chip):
         for launch in made:
             arguments = tuple(map(_specialised, launch.arguments))
-            constants = tuple((name, type(value), value) for name, value in sorted(launch.constants.items()))
-            key = launch.module, launch.kernel, arguments, constants, tuple(sorted(launch.options.items()))
+            constants = tuple((name, type(value), value) for name, value in sorted(launch.spec.constants.items()))
+            key = launch.full_module, launch.kernel, arguments, constants, tuple(sorted(launch.spec.options.items()))
             found.setdefault(key, launch)
     return found
 
@@ -87,18 +87,18 @@ def _specialised(argument: Any) -> Hashable:
     """The part of an argument that another kernel is compiled for."""
     if isinstance(argument, tuple):
         return tuple(map(_specialised, argument))
-    if isinstance(argument, Argument):
-        return argument.dtype, argument.offset % 16 == 0, argument.block
+    if isinstance(argument, Slot):
+        return argument.dtype, _offset(argument) == 0, argument.block
     if type(argument) is int:
         return argument == 1, argument % 16 == 0, abs(argument) >= 2**31
     return type(argument)
 
 
-def compiled(launch: RecordedLaunch) -> Code:
+def compiled(launch: Launch) -> Code:
     """Compile a launch for the active driver's target."""
-    kernel = getattr(import_kernels(launch.module, "triton"), launch.kernel)
+    kernel = getattr(import_kernels(launch.full_module, "triton"), launch.kernel)
     given = [_given(argument) for argument in launch.arguments]
-    found = kernel.warmup(*given, grid=(launch.grid,), **launch.constants, **launch.options)
+    found = kernel.warmup(*given, grid=(launch.grid,), **launch.spec.constants, **launch.spec.options)
     registers, stack = _usage(found.asm["cubin"])
     return Code(registers, stack, found.metadata.shared)
 
@@ -107,15 +107,19 @@ def _given(argument: Any) -> Any:
     """An argument for the JIT: a tensor has a dtype and an address, which is 0 or off the alignment."""
     if isinstance(argument, tuple):
         return tuple(map(_given, argument))
-    if not isinstance(argument, Argument):
+    if not isinstance(argument, Slot):
         return argument
-    dtype = getattr(torch, argument.dtype)
     if argument.block:
         from triton.tools.tensor_descriptor import TensorDescriptor
 
-        tensor = torch.empty_strided(argument.shape, argument.strides, dtype=dtype, device="meta")
+        tensor = torch.empty_strided(argument.shape, argument.strides, dtype=argument.dtype, device="meta")
         return TensorDescriptor.from_tensor(tensor, list(argument.block))
-    return _Pointer(dtype, argument.offset % 16)
+    return _Pointer(argument.dtype, _offset(argument))
+
+
+def _offset(slot: Slot) -> int:
+    """Bytes from the last address before it that is a multiple of 16."""
+    return slot.start * slot.dtype.itemsize % 16
 
 
 @dataclass
@@ -141,7 +145,7 @@ def _usage(cubin: bytes) -> tuple[int, int]:
     return int(registers[1]), int(stack[1])
 
 
-def of_package(package: str, every: int = 1) -> Iterator[tuple[str, str, RecordedLaunch, Code | str]]:
+def of_package(package: str, every: int = 1) -> Iterator[tuple[str, str, Launch, Code | str]]:
     """Architecture, kernel, launch, and its code or the compiler's error; of one launch of each kernel in `every`."""
     from triton.runtime import driver
 
@@ -151,7 +155,7 @@ def of_package(package: str, every: int = 1) -> Iterator[tuple[str, str, Recorde
         made_up.choose(chip.arch)
         counts: dict[str, int] = {}
         for launch in unique(package, chip).values():
-            name = f"{launch.module.removeprefix(f'npu_{package}.')}.{launch.kernel}"
+            name = f"{launch.module}.{launch.kernel}"
             counts[name] = counts.get(name, -1) + 1
             if counts[name] % every:
                 continue
@@ -193,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 found.setdefault((package, name, arch), []).append(code)
             else:
                 failed += 1
-                print(f"{arch} {name} {dict(launch.constants)}: {code}", flush=True)
+                print(f"{arch} {name} {dict(launch.spec.constants)}: {code}", flush=True)
     said = table(found)
     print(said)
     if options.write:

@@ -12,7 +12,7 @@ import npu_tiling
 import torch
 from npu_tiling import Device
 from npu_tiling.explaining.explanation import Explanation, explain
-from npu_tiling.launching.recording import RecordedLaunch
+from npu_tiling.plans import Launch
 
 from .cuda_calls import CALLS
 from .workspace import ROOT
@@ -26,7 +26,7 @@ ResultT = TypeVar("ResultT")
 META, CPU = torch.device("meta"), torch.device("cpu")
 
 
-def of_package(package: str, chip: Device) -> Iterator[tuple[str, list[RecordedLaunch]]]:
+def of_package(package: str, chip: Device) -> Iterator[tuple[str, list[Launch]]]:
     """A label and the launches of each call that `package` tests on a chip."""
     for label, run in _calls(package, chip):
         yield label, _launches(run, chip)
@@ -53,11 +53,11 @@ def _on(device: torch.device, call: Callable[[], None]) -> None:
         call()
 
 
-def _launches(run: Callable[[torch.device], None], chip: Device) -> list[RecordedLaunch]:
-    def listed(device: torch.device) -> list[RecordedLaunch]:
-        with npu_tiling.dry_run(chip) as launches:
+def _launches(run: Callable[[torch.device], None], chip: Device) -> list[Launch]:
+    def listed(device: torch.device) -> list[Launch]:
+        with npu_tiling.dry_run(chip) as calls:
             run(device)
-        return launches
+        return [launch for call in calls for launch in call.launches]
 
     return _on_meta(listed)
 

@@ -8,7 +8,6 @@ runs one program after the other, so kernels whose programs wait for each other 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 import sys
@@ -20,7 +19,7 @@ import interpreter
 import npu_tiling
 import pytest
 import torch
-from npu_tiling.launching.recording import Argument, RecordedLaunch
+from npu_tiling.plans import Launch, Slot
 from torch import Tensor
 
 from tools import cuda_calls, launches
@@ -43,10 +42,10 @@ def chosen(package: str) -> list[tuple[str, Callable[[], None]]]:
     return [(label, call) for label, call in cuda_calls.CALLS[package](torch.device("cpu")) if label in labels]
 
 
-def _work(made: Sequence[RecordedLaunch]) -> int:
+def _work(made: Sequence[Launch]) -> int:
     """About how long the interpreter takes, which runs programs one after the other."""
-    tensors = (argument for launch in made for argument in launch.arguments if isinstance(argument, Argument))
-    return sum(math.prod(tensor.shape) for tensor in tensors) + 1000 * sum(launch.grid for launch in made)
+    slots = (each for launch in made for each in launch.arguments if isinstance(each, Slot))
+    return sum(slot.numel() for slot in slots) + 1000 * sum(launch.grid for launch in made)
 
 
 class Kept:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -15,9 +14,9 @@ from npu_fused_linear_cross_entropy import (
     matmul,
 )
 from npu_fused_linear_cross_entropy.call import STATISTICS
-from npu_fused_linear_cross_entropy.operator import OPERATORS
 from npu_tiling import device_for
 from npu_tiling.plans import run_once
+from planned_anew import planned_anew
 
 TOKENS, WIDTH = 64, 16
 VOCABULARIES = (1, 2, 123, 1000, 2048, 3000, 4096, 32000, 50257, 128256, 151936, 256000)
@@ -152,16 +151,6 @@ def _chunk(vocabulary: int) -> Callable[[], None]:
             fused_linear_cross_entropy(x, weight, torch.zeros(1024, dtype=torch.int64), chunk_tokens=1024)
 
     return run
-
-
-@contextlib.contextmanager
-def planned_anew() -> Iterator[None]:
-    """Calls in the block have plans of their own: what decides them is another than outside."""
-    with contextlib.ExitStack() as stack:
-        for operator in OPERATORS:
-            for known in (operator._plans, operator._functions):
-                stack.enter_context(mock.patch.dict(known, clear=True))
-        yield
 
 
 def _distributions(vocabulary: int, temperatures: bool = False, **options: Any) -> Callable[[], None]:

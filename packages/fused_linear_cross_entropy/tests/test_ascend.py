@@ -9,12 +9,12 @@ import npu_offline
 import npu_tiling
 import pytest
 import torch
-from ascend_calls import planned_anew
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, matmul
 from npu_fused_linear_cross_entropy.tiling import AscendLaunch, ChunkKernel, ChunkShape
 from npu_offline.check import load_calls
 from npu_offline.check.execution import WEAK
 from npu_tiling import plans
+from planned_anew import planned_anew
 
 from testing.memory import guarded
 

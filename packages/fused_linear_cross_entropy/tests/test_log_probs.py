@@ -4,7 +4,8 @@ import log_probs
 import pytest
 import torch
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_log_probs
-from npu_tiling.explaining.operators import Watch
+
+from testing.memory import Taken
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
@@ -229,7 +230,7 @@ def test_one_graph(device):
 def test_no_logits_of_all_tokens_are_in_memory():
     """4 MiB of fp32: three quarters are more than a few copies of a chunk, 256 KiB each, and gradients."""
     tensors = log_probs.make((256,), 16, 4096, temperature=True)
-    with Watch() as memory:
+    with Taken() as memory:
         log_probs.gradients_of(*_of_leaves(tensors, memory_budget=2**18))
     assert memory.peak < 3 * 2**20
 

@@ -4,8 +4,8 @@ import losses
 import npu_tiling
 import pytest
 import torch
-from ascend_calls import planned_anew
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, matmul
+from planned_anew import planned_anew
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 

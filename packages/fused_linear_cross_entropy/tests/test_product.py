@@ -5,13 +5,13 @@ import contextlib
 import losses
 import pytest
 import torch
-from ascend_calls import planned_anew
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_log_probs, tiling
 from npu_fused_linear_cross_entropy.call import Needs, Options
 from npu_fused_linear_cross_entropy.decide import Shape, Task, choose
 from npu_fused_linear_cross_entropy.tiling import ProductLaunch
 from npu_tiling import Device, Kernels
 from npu_tiling.plans import Plan
+from planned_anew import planned_anew
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 

@@ -82,7 +82,7 @@ def gradients(
     s_do = (do.strides[0], do.strides[1] if n_layers > 1 else do.strides[0])
     dot, _ = _products(p, v, do, s_do, n_layers, squares=False)
     makes = [Empty(score.shape, FP32), Empty(score.shape, FP32), Empty(rstd.shape, FP32)]
-    alpha, ds_rstd, coefficient = p.torch(_score_gradients, score, rstd, dot, dlse, v.width, makes=makes)
+    alpha, ds_rstd, coefficient = p.torch(_sum_to_score_gradients, score, rstd, dot, dlse, v.width, makes=makes)
     tiling = _choose(p, v, Task.GRADIENT, n_layers, also_aligned=v.to.aligned)
     splits = tiling.splits(v.n_tokens)
     partials = p.new(Empty((splits, n_layers, v.width), FP32) if needed[0] or needed[1] else None)
@@ -106,7 +106,7 @@ def gradients(
     if partials is None:
         return None, None
     makes_weights = gradients_of(weights, needed[:2])
-    dquery, dnorm = p.torch(_weight_gradients, partials, query, rms_weight, tuple(needed), makes=makes_weights)
+    dquery, dnorm = p.torch(_sum_to_weight_gradients, partials, query, rms_weight, tuple(needed), makes=makes_weights)
     return dquery, dnorm
 
 
@@ -116,7 +116,7 @@ def _scores(p: Plan, v: Sources, g: Any, eps: float) -> tuple[Any, Any]:
     dot, square = _products(p, v, g, (0, v.width if n_layers > 1 else 0), n_layers, squares=True)
     shape = (v.n_blocks, v.n_tokens)
     found: tuple[Any, Any] = p.torch(
-        _score, dot, square, v.width, eps, makes=[Empty((*shape, n_layers), FP32), Empty(shape, FP32)]
+        _sum_to_score, dot, square, v.width, eps, makes=[Empty((*shape, n_layers), FP32), Empty(shape, FP32)]
     )
     return found
 
@@ -167,7 +167,7 @@ def _fused(query: Tensor, rms_weight: Tensor) -> Tensor:
     return g.reshape(-1, g.shape[-1]).contiguous()
 
 
-def _score(dot: Tensor, square: Tensor, width: int, eps: float) -> tuple[Tensor, Tensor]:
+def _sum_to_score(dot: Tensor, square: Tensor, width: int, eps: float) -> tuple[Tensor, Tensor]:
     rstd = torch.rsqrt(_added(square) / width + eps)
     return _added(dot) * rstd.unsqueeze(-1), rstd
 
@@ -188,12 +188,12 @@ def _scaled(h: Tensor, weight: Tensor, rstd: Tensor, shape: Sequence[int]) -> Te
     return reference.scaled(h, weight, rstd).view(shape)
 
 
-def _score_gradients(score: Tensor, rstd: Tensor, dot: Tensor, dlse: Tensor | None, width: int) -> tuple[Tensor, ...]:
+def _sum_to_score_gradients(score: Tensor, rstd: Tensor, dot: Tensor, dlse: Tensor | None, width: int) -> tuple[Tensor, ...]:
     found = reference.score_gradients(score, rstd, dot.sum(0), dlse, width)
     return tuple([each.contiguous() for each in found])
 
 
-def _weight_gradients(
+def _sum_to_weight_gradients(
     partials: Tensor, query: Tensor, rms_weight: Tensor, needed: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
     found = reference.fuse_qk_weight_backward(partials.sum(0), query, rms_weight, needed)

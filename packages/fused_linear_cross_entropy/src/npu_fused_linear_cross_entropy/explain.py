@@ -11,13 +11,11 @@ from typing import Any, Literal, cast
 
 import torch
 from npu_tiling import Device
-from npu_tiling.explaining.explanation import Explanation
+from npu_tiling.explaining.explanation import Explanation, short
 from npu_tiling.explaining.explanation import explain as explain_run
 from npu_tiling.explaining.inputs import Dtype, check_sizes, chosen_chip, gradients, leaf, nbytes
-from npu_tiling.explaining.operators import short
 from torch import Tensor
 
-from . import matmul
 from .api import fused_linear_cross_entropy
 from .decide import Layout, Tiling, Way
 from .distillation.api import linear_distillation_loss
@@ -178,7 +176,6 @@ def explain(
         chosen_chip(chip),
         flops=flops,
         describe=_described,
-        passed_through=[matmul.__name__],
         names=NAMES,
     )
 

@@ -17,7 +17,6 @@ from operator import is_, itemgetter
 from typing import Any, get_type_hints
 
 import torch
-from npu_tiling import device_for
 from npu_tiling.operators import Operator
 from npu_tiling.plans import Plan
 from npu_tiling.pytorch.autograd import Function, apply, can_bypass_dispatcher, is_asked, needs_gradient
@@ -195,7 +194,7 @@ def _scaled(
     once = not torch._C._autograd._get_current_graph_task_keep_graph()
     if once and not torch.is_grad_enabled() and can_bypass_dispatcher((*present, *numbers)):
         for gradient, number in zip(present, numbers, strict=True):
-            _scale_(gradient, number)
+            SCALE_.run(gradient, number)
         return list(gradients)
 
     def scaled(gradient: Tensor, number: Tensor, _: Tensor) -> Tensor:
@@ -206,21 +205,23 @@ def _scaled(
     return [None if gradient is None else next(found) for gradient in gradients]
 
 
-def _scale_(gradient: Tensor, factor: Tensor) -> None:
-    """The gradient times a factor, in place; where that is 1, it is not touched."""
-    device = device_for(gradient.device)
-    if device is not None:
-        from .loss.gradients import scale_
-
-        scale_(gradient, factor, device)
-    elif factor != 1:
-        torch.mul(gradient, factor.item(), out=gradient)
-
-
 def _plan_scale(p: Plan, call: Any) -> Any:
     from .loss.gradients import scale
 
     return (scale(p, call.gradient, call.factor),)
+
+
+def _plan_scale_(p: Plan, call: Any) -> tuple[()]:
+    from .loss.gradients import scale_
+
+    scale_(p, call.gradient, call.factor)
+    return ()
+
+
+def _scale_(call: Any) -> tuple[()]:
+    if call.factor != 1:
+        torch.mul(call.gradient, call.factor.item(), out=call.gradient)
+    return ()
 
 
 FORWARD = LossOperator(
@@ -244,3 +245,4 @@ SCALE = Operator(
     batched=True,
 )
 SCALE.gradient()
+SCALE_ = Operator(LIBRARY, "scale_", calls.Scale, [], plan=_plan_scale_, reference=_scale_, writes=["gradient"])

@@ -1,14 +1,15 @@
 """Unified Buffer budgeting, core counts, grids and launches for Triton kernels on Huawei Ascend NPUs."""
 
+from typing import Any
+
 from .budget.grid import ALL_TILES, persistent_grid
 from .budget.tiles import Block, Tile, Way, first_fit, fit, footprint
 from .chips.detection import SOC_VARIABLE, device_for, soc, use_device
 from .chips.devices import GPUS, SOCS, Device
 from .errors import GPUResourcesError, MissingTritonError, TileTooLargeError, UnifiedBufferError, UnknownDeviceError
-from .launching.fallback import is_out_of_resources, is_ub_overflow, launch_with_fallback
+from .launching.fallback import is_out_of_resources, is_ub_overflow
 from .launching.kernels import Kernels, import_kernels
 from .launching.launcher import Launcher
-from .launching.recording import dry_run, watch_launches
 from .launching.spec import LaunchSpec
 from .pytorch.rows import RowLayout, row_layout
 
@@ -38,10 +39,18 @@ __all__ = [
     "import_kernels",
     "is_out_of_resources",
     "is_ub_overflow",
-    "launch_with_fallback",
     "persistent_grid",
     "row_layout",
     "soc",
     "use_device",
     "watch_launches",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`dry_run` and `watch_launches`, which import torch."""
+    if name not in ("dry_run", "watch_launches"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import listing
+
+    return getattr(listing, name)

@@ -17,9 +17,9 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, get_type_hints
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from .chips.detection import device_for, dry_runs
+from .pytorch.autograd import PLAIN
 
 Size: TypeAlias = Annotated[int, "a compiler may keep it as a symbol: a number of rows, or the place of one"]
 
@@ -44,7 +44,6 @@ _CASTS: dict[Any, Callable[[Any], Any]] = {float: lambda value: float(value) + 0
 _CASTS[float | None] = lambda value: None if value is None else float(value) + 0.0
 _CASTS[Sequence[bool]] = tuple
 _shape, _dtype = attrgetter("shape"), attrgetter("dtype")
-PLAIN = frozenset((Tensor, Parameter))  # types without a `__torch_dispatch__` or `__torch_function__` of their own
 ALIGNMENT = 16  # bytes: Triton compiles another kernel for a pointer that is no multiple of this
 LIST_ALIGNMENT = 16  # elements: multiples of this are distances that kernels may be told to be multiples of it
 

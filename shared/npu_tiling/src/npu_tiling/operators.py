@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import listing
 from .calls import Signature, are_aligned, device_of, flat
 from .chips.detection import device_for, is_overridden
 from .chips.devices import Device
-from .launching import fallback, recording
+from .launching import fallback
 from .plans import Plan, Torch, compile_plan, is_direct, run_plan
 from .pytorch.autograd import is_unobserved, needs_gradient
 from .pytorch.library import OperatorLibrary
@@ -84,7 +85,6 @@ class Operator:
             forward_mode=forward_mode,
             batched=self.run if batched is True else batched or None,
             flops=flops,
-            repeats=False,
         )
 
     def autograd(self, record: Callable[..., Any], *, as_given: bool = False) -> None:
@@ -111,7 +111,7 @@ class Operator:
 
         The operator has results.
         """
-        if not is_unobserved() or recording.active is not None or is_overridden():
+        if not is_unobserved() or listing.active is not None or is_overridden():
             return None
         arguments = self.signature.arguments(call)
         try:
@@ -137,11 +137,11 @@ class Operator:
             results = self._library(self.signature.name, *arguments)
         elif torch.is_grad_enabled() and needs_gradient(arguments[: self._n_tensors]):
             results = self._record(self._without_gradient(key), *arguments)
-        elif recording.active is not None or is_overridden():
+        elif listing.active is not None or is_overridden():
             results = self._by_steps(key, arguments, may_compile=False)
         else:
             results = self._run(key, arguments)
-        if is_plain and check is not None and recording.active is None and not is_overridden():
+        if is_plain and check is not None and listing.active is None and not is_overridden():
             if len(self._approved) >= _MOST_KEYS:
                 self._approved.clear()
             self._approved.add((check, key))
@@ -149,7 +149,7 @@ class Operator:
 
     def run(self, *arguments: Any) -> Any:
         """The operator's implementation, which PyTorch's dispatcher calls below autograd, for tensors of any device."""
-        if recording.active is not None or is_overridden() or torch._C._len_torch_dispatch_stack():
+        if listing.active is not None or is_overridden() or torch._C._len_torch_dispatch_stack():
             return self._by_steps(None, arguments, may_compile=False)
         return self._run(self._key(*arguments) if self._functions else None, arguments)
 
@@ -165,11 +165,9 @@ class Operator:
             chip: the chip to plan for; None: for plain PyTorch, where the operator has no reference.
             tiles: tilings by the name of their decision, which take the place of those that tables choose.
         """
-        return self._plan(call, self._key(*self.signature.arguments(call)), chip, tiles or {}, fallback._replaced)
+        return self._plan(call, self._key(*self.signature.arguments(call)), chip, tiles or {}, fallback.replaced)
 
-    def _plan(
-        self, call: Any, key: Any, chip: Device | None, tiles: Mapping[str, Any], replaced: Mapping[Any, Any]
-    ) -> Plan:
+    def _plan(self, call: Any, key: Any, chip: Device | None, tiles: Mapping[str, Any], replaced: Mapping[Any, Any]) -> Plan:
         plan = Plan(chip, tiles, replaced, device_of(call), is_aligned=key is not None and key[-2])
         slots: list[Any] = [*call]
         for i, each in enumerate(call[: self._n_tensors]):
@@ -183,7 +181,7 @@ class Operator:
 
     def _without_gradient(self, key: Any) -> Callable[..., Any]:
         """What `record` takes as `run`, for arguments with this key."""
-        if not self._as_given or recording.active is not None or is_overridden():
+        if not self._as_given or listing.active is not None or is_overridden():
             return self.run
         return lambda *arguments: self._run(key, arguments)
 
@@ -203,12 +201,13 @@ class Operator:
             return self._returned(self._reference(call))
         key = key or self._key(*arguments)  # no earlier: the reference needs none
         plan = self._plans.get((key, chip))
-        if plan is None or plan.replaced is not fallback._replaced:  # a test may begin without refused tilings
-            plan = self._plan(call, key, chip, {}, fallback._replaced)
+        if plan is None or plan.replaced is not fallback.replaced:  # a test may begin without refused tilings
+            plan = self._plan(call, key, chip, {}, fallback.replaced)
         tensors = [*flat(call[: self._n_tensors])]
+        again = functools.partial(self._plan, call, key, chip, {})
         with _without_autocast(plan):
-            results, plan = run_plan(plan, tensors, functools.partial(self._plan, call, key, chip, {}))
-        if key is not None and plan.replaced is fallback._replaced:  # else it is an explanation's, with refused tilings
+            results, plan = run_plan(plan, tensors, again)
+        if key is not None:
             self._keep(key, chip, plan)
             if may_compile and key[-2] and key not in self._functions and len(plan.steps) <= _MOST_STEPS:
                 self._compile(key, plan, tensors, arguments)

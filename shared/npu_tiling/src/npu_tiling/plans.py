@@ -20,8 +20,10 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from . import listing
 from .calls import ALIGNMENT, Empty, flat
-from .launching import fallback, recording
+from .chips.detection import dry_runs
+from .launching import fallback
 from .launching.kernels import Kernels, kernels_of
 from .launching.launcher import current_device
 from .launching.spec import LaunchSpec
@@ -165,6 +167,16 @@ class Launch(NamedTuple):
         """Tiling, constants and compiler options."""
         return self.decision.spec
 
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The kernel's arguments in its order, but for constants."""
+        return (*self.slots, *self.numbers)
+
+    @property
+    def full_module(self) -> str:
+        """The full name of the kernel's module."""
+        return f"{self.kernels.package}.{self.module}"
+
 
 Step = New | View | Torch | Launch
 
@@ -189,7 +201,7 @@ class Plan:
 
     chip: Any  # Device | None; an operator with a reference of its own plans for chips alone
     tiles: Mapping[str, Any] = field(default_factory=dict)
-    replaced: Mapping[Any, Any] = field(default_factory=lambda: fallback._replaced)
+    replaced: Mapping[Any, Any] = field(default_factory=lambda: fallback.replaced)
     device: torch.device = field(default_factory=lambda: torch.device("meta"))
     is_aligned: bool = True
     arguments: list[Slot | None] = field(default_factory=list)
@@ -346,6 +358,10 @@ class Plan:
             alive |= used
         return found[::-1]
 
+    @property
+    def launches(self) -> list[Launch]:
+        return [step for step in self.steps if isinstance(step, Launch)]
+
     def _slot(self, like: Empty) -> Slot:
         number = next(self._numbers)
         return Slot(number, tuple(like.shape), like.strides, like.dtype, number)
@@ -394,28 +410,25 @@ def run_plan(
 ) -> tuple[tuple[Any, ...], Plan]:
     """Runs a plan step by step. Returns the results, and the plan that ran: another one if a compiler refused a tiling.
 
+    In a dry run the plan is listed, and results have any values.
+
     Args:
         plan: the plan of the call.
         tensors: the call's, those of lists one by one; None for None.
         again: plans the call again, with these `Plan.replaced`.
     """
-    refused = () if recording.active is None else recording.active.refused
-    if refused:  # an explanation asks what would run if these tilings were refused
-        made = [step.decision for step in plan.steps if isinstance(step, Launch)]
-        replaced = {(e.name, e.tiling): e.smaller(e.tiling) for e in made if (e.name, e.tiling) in refused}
-        plan = again(replaced) if replaced else plan
     memory = {slot.number: tensor for slot, tensor in zip(plan.arguments, tensors, strict=True) if slot is not None}
-    device, ends, i = next(iter(memory.values())).device, plan.last_uses(), 0  # type: ignore[union-attr]
-    if recording.active is not None:
-        launched = {step.decision.name for step in plan.steps if type(step) is Launch}
-        for name, decision in plan.decisions.items():
-            if name not in launched:  # it is about several launches
-                recording.active.decided(decision.tiling)
+    device = next(iter(memory.values())).device  # type: ignore[union-attr]
+    if dry_runs:
+        listing.add(plan, again)
+        return tuple([_without_data(each, memory, device) for each in plan.results]), plan
+    ends, i = plan.last_uses(), 0
     while i < len(plan.steps):
         step = plan.steps[i]
         if type(step) is Launch:
             try:
-                _launch(step, [_filled(each, memory) for each in step.slots])
+                given = [_filled(each, memory) for each in step.slots]
+                step.kernels.launch(step.module, step.kernel, step.spec, step.grid, given, step.numbers)
             except Exception as error:
                 plan, i = _with_smaller_tiling(plan, step, i, error, again)
                 ends = plan.last_uses()
@@ -432,19 +445,28 @@ def run_plan(
             memory[slot.number] = base.as_strided(slot.shape, slot.strides, base.storage_offset() + slot.start)
         elif type(step) is Torch:
             given = [_filled(each, memory) for each in step.arguments]
-            made = step.function(*given) if recording.active is None else _listed(step, given)
+            made = step.function(*given)
             for made_slot, tensor in zip(step.made, made if len(step.made) > 1 else (made,), strict=False):
                 if made_slot is not None:
                     memory[made_slot.number] = tensor
         for number in ends[i]:
             del memory[number]
         i += 1
+    listing.add(plan, again)
     return tuple([_filled(each, memory) for each in plan.results]), plan
 
 
 def _with_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """The bits of a tensor as elements of another dtype; in one dimension, where elements have another size."""
     return (tensor if tensor.dtype.itemsize == dtype.itemsize else tensor.view(-1)).view(dtype)
+
+
+def _without_data(value: Any, memory: Mapping[int, Any], device: torch.device) -> Any:
+    """Tensors in place of slots: new ones, but for the call's own."""
+    if isinstance(value, Slot):
+        own = memory.get(value.number)
+        return empty_strided(value.shape, value.strides, value.dtype, device) if own is None else own
+    return None if value is None else [_without_data(each, memory, device) for each in value]
 
 
 def _filled(value: Any, memory: Mapping[int, Any]) -> Any:
@@ -466,28 +488,7 @@ def run_once(write: Callable[..., Any], chip: Any, *tensors: Tensor | None) -> A
         plan.results = tuple(write(plan, *map(plan.argument, tensors)) or ())
         return plan
 
-    return run_plan(again(fallback._replaced), tensors, again)[0]
-
-
-def _listed(step: Torch, given: Sequence[Any]) -> Any:
-    """What the step's function returns; PyTorch's operators that it calls are those of the line that added the step."""
-    recorder = recording.active
-    assert recorder is not None
-    recorder.torch_asks(step.asked.place)
-    try:
-        return step.function(*given)
-    finally:
-        recorder.torch_asks("")
-
-
-def _launch(step: Launch, tensors: Sequence[Any]) -> None:
-    if recording.active is not None:
-        decision = step.decision
-        falls_back = decision.smaller(decision.tiling) is not None
-        recording.active.plan_asks(
-            (step.asked.place, step.asked.function), (decision.name, decision.tiling) if falls_back else None
-        )
-    step.kernels.launch(step.module, step.kernel, step.spec, step.grid, tensors, step.numbers)
+    return run_plan(again(fallback.replaced), tensors, again)[0]
 
 
 def _with_smaller_tiling(
@@ -507,11 +508,8 @@ def _with_smaller_tiling(
     if following is None:
         raise refused.without_smaller(decision.name, tiling) from error
     warnings.warn(f"{decision.name}: {tiling} {refused.reason}; using {following} instead.", RuntimeWarning, stacklevel=2)
-    fallback._replaced[decision.name, tiling] = following
-    # An explanation's plan has tilings that it takes to be refused.
-    own = plan.replaced is fallback._replaced
-    after = again(fallback._replaced if own else {**fallback._replaced, **plan.replaced})
-    first = decision.first_step
+    fallback.replaced[decision.name, tiling] = following
+    after, first = again(fallback.replaced), decision.first_step
     done = plan.steps[first:i]
     asked = [[step.asked for step in each.steps[:first]] for each in (plan, after)]
     assert asked[0] == asked[1], "steps before a decision do not depend on it"

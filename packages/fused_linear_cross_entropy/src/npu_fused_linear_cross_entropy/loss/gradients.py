@@ -8,15 +8,13 @@ from the first row of the weight.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
-from npu_tiling import Device, LaunchSpec, persistent_grid
+from npu_tiling import Device, persistent_grid
 from npu_tiling.calls import Empty
 from npu_tiling.device.language import tl, triton
-from npu_tiling.launching.kernels import kernels_of
 from npu_tiling.plans import Plan
 
 from ..call import INT32
@@ -264,19 +262,14 @@ class TargetRowsLaunch(FourWarps):
 _TOKENS = 8192  # that are sorted together: compares grow with its square, roundings of dW with the number of groups
 
 
-def scale_(gradient: Any, factor: Any, device: Device) -> None:
-    """The gradient times a factor, a number on the device, in place; where that is 1, nothing is read or written."""
-    n = gradient.numel()
-    assert gradient.is_contiguous()
+def scale_(p: Plan, values: Any, factor: Any) -> None:
+    """Values times one number, in place; where that is 1, nothing is read or written."""
+    name, n = "cross_entropy_scale_kernel", values.numel()
+    assert values.is_contiguous()
     if n:
-        kernels, module = kernels_of(__name__)
-        spec = _scale_spec(gradient.itemsize, device)
-        kernels.launch(module, "cross_entropy_scale_kernel", spec, spec.launch.grid(n), (gradient, factor, None), (n,))
-
-
-@functools.lru_cache(maxsize=64)
-def _scale_spec(itemsize: int, device: Device) -> LaunchSpec:
-    return LaunchSpec.of(ScaleLaunch(itemsize=itemsize, device=device), {})
+        tiling = p.choose(name, ScaleLaunch(itemsize=values.dtype.itemsize, device=p.chip))
+        writes = {"p_values": values, "p_out": None}
+        p.launch(cross_entropy_scale_kernel, name, tiling.grid(n), reads={"p_factor": factor}, writes=writes, sizes={"n": n})
 
 
 def scale(p: Plan, values: Any, factor: Any) -> Any:

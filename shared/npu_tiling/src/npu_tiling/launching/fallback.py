@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import re
-import warnings
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from ..errors import GPUResourcesError, TileTooLargeError, UnifiedBufferError
 from ..installation.cann import TRITON_ASCEND
-from . import recording
-from .spec import LaunchSpec, Tiled
 
-ResultT = TypeVar("ResultT")
-
-_replaced: dict[tuple[object, LaunchSpec], LaunchSpec] = {}
-
+replaced: dict[tuple[str, Any], Any] = {}
+"""What takes the place of a refused tiling, in all later plans: by the name of its decision and the tiling."""
 
 _UB_OVERFLOW = re.compile(r"ub overflow, requires (\d+) bits while (\d+) bits available", re.IGNORECASE)
 
@@ -94,45 +89,3 @@ def refusal(error: BaseException) -> Refusal | None:
     if exceeded is not None:
         return Refusal(GPUResourcesError, f"needs more than this GPU has ({exceeded})", _CURE_CUDA)
     return None
-
-
-def launch_with_fallback(
-    name: object, spec: LaunchSpec, run: Callable[[LaunchSpec], ResultT], smaller: Callable[[Any], Tiled | None]
-) -> ResultT:
-    """Run a launch; where it overflows the Unified Buffer or is out of a CUDA device's resources, run the next smaller one.
-
-    The spec that worked is remembered for the process, so the failed compilation happens once, and so does the warning.
-
-    Args:
-        name: what names the kernel in the warning, as a string, and in the memory.
-        spec: the launch that tiling chose: one object for equal launches, from a cached function.
-        run: launches a spec; its result is returned.
-        smaller: from a tiling to the next smaller one, or None when there is none.
-
-    Raises:
-        UnifiedBufferError, GPUResourcesError: not even the smallest tiling fits; the compiler's or Triton's own error is its
-            cause.
-    """
-    chosen = _replaced.get((name, spec), spec) if _replaced else spec
-    while True:
-        try:
-            if recording.active is None:
-                result = run(chosen)
-            else:
-                with recording.active.attempt(name, chosen, smaller) as allowed:
-                    result = run(allowed)
-        except Exception as error:
-            refused = refusal(error)
-            if refused is None:
-                raise
-            tiling = chosen.launch
-            following = smaller(tiling)
-            if following is None:
-                raise refused.without_smaller(name, tiling) from error
-            warning = f"{name}: {tiling} {refused.reason}; using {following} instead."
-            warnings.warn(warning, RuntimeWarning, stacklevel=2)
-            chosen = LaunchSpec.of(following, chosen.flags)
-            continue
-        if chosen is not spec:
-            _replaced[name, spec] = chosen
-        return result

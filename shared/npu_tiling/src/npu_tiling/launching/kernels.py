@@ -5,16 +5,14 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingTritonError
 from ..installation import triton as installation
-from . import recording
-from .fallback import launch_with_fallback, refusal
 from .launcher import Launcher
-from .spec import LaunchSpec, Tiled
+from .spec import LaunchSpec
 
 if TYPE_CHECKING:
     import torch
@@ -54,11 +52,15 @@ def _is_of_triton(module: str | None) -> bool:
 
 
 class Kernels:
-    """A package's kernels, by module and name; each is imported when it is first launched."""
+    """A package's kernels, by module and name; each is imported when it is first launched.
+
+    Attributes:
+        package: its full name.
+    """
 
     def __init__(self, package: str, distribution: str) -> None:
         """For the modules of `package` (a full name), installed as `distribution`."""
-        self._package, self._distribution = package, distribution
+        self.package, self._distribution = package, distribution
         self._launchers: dict[tuple[str, str], Launcher] = {}
 
     def launch(
@@ -70,26 +72,11 @@ class Kernels:
         tensors: Sequence[Any],
         scalars: tuple[int | float | None, ...],
     ) -> None:
-        """Launch `kernel` of `module`: tensors, then scalars, then the spec's constants (see `Launcher.__call__`).
-
-        Raises:
-            UnifiedBufferError, GPUResourcesError: the compiler or the device has no room for this tile.
-                `launch_with_fallback` takes the next smaller one; elsewhere there is none, and the user reads this error.
-        """
-        recorder = recording.active
-        if recorder is None or recorder.runs:
-            launcher = self._launchers.get((module, kernel))
-            if launcher is None:
-                launcher = self._launchers[module, kernel] = Launcher(self._import(module, kernel))
-            try:
-                launcher(grid, tensors, scalars, spec.constants, spec.options, spec.key)
-            except Exception as error:
-                refused = refusal(error)
-                if refused is None:
-                    raise
-                raise refused.without_smaller(kernel, spec.launch) from error
-        if recorder is not None:
-            recorder.add(f"{self._package}.{module}", kernel, grid, (*tensors, *scalars), spec)
+        """Launch `kernel` of `module`: tensors, then scalars, then the spec's constants (see `Launcher.__call__`)."""
+        launcher = self._launchers.get((module, kernel))
+        if launcher is None:
+            launcher = self._launchers[module, kernel] = Launcher(self._import(module, kernel))
+        launcher(grid, tensors, scalars, spec.constants, spec.options, spec.key)
 
     def direct_call(
         self,
@@ -105,25 +92,8 @@ class Kernels:
         launcher = self._launchers.get((module, kernel))
         return None if launcher is None else launcher.direct_call(spec.key, grid, device, dtypes, scalars)
 
-    def launch_rows(
-        self,
-        module: str,
-        kernel: str,
-        spec: LaunchSpec,
-        rows: int,
-        tensors: Sequence[torch.Tensor | tuple[torch.Tensor, ...] | None],
-        scalars: tuple[int | float | None, ...],
-        smaller: Callable[[Any], Tiled | None],
-    ) -> None:
-        """Launch `kernel` over rows, on the grid that the tiling has for them; see `launch` and `launch_with_fallback`."""
-
-        def run(spec: LaunchSpec) -> None:
-            self.launch(module, kernel, spec, spec.launch.grid(rows), tensors, scalars)
-
-        launch_with_fallback(kernel, spec, run, smaller)
-
     def _import(self, module: str, kernel: str) -> Any:
-        found = getattr(import_kernels(f"{self._package}.{module}", self._distribution), kernel)
+        found = getattr(import_kernels(f"{self.package}.{module}", self._distribution), kernel)
         if isinstance(found, FunctionType):  # device/language.py found no Triton that can be imported
             import_kernels("triton", self._distribution)
         return found

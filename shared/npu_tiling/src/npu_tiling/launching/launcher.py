@@ -9,7 +9,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from operator import methodcaller, or_
 from typing import TYPE_CHECKING, Any
 
-from . import listening
 from .direct import DirectCall, Watchers, always_specialised, observe, specialisation, unspecialised
 
 if TYPE_CHECKING:
@@ -72,7 +71,6 @@ class Launcher:
             return
 
         def launch_by_jit() -> Any:
-            listening.refuse("a launch goes through Triton's JIT")
             return self._kernel[(grid,)](*tensors, *scalars, **constants, **options)
 
         if kind == "cpu" or not self._possible or self._watchers or (kind == "npu" and grid > _MOST_PROGRAMS):
@@ -92,9 +90,6 @@ class Launcher:
                 self._calls[slot] = None
                 launch_by_jit()
                 return
-            listener = listening.here.listener
-            if listener is not None:
-                listener.launched(call, grid, tensors, scalars, self._watchers)
         elif call is None:
             launch_by_jit()
         elif call is _NEVER:

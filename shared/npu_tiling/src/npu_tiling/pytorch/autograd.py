@@ -12,9 +12,9 @@ from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
+from torch.nn import Parameter
 
 from ..chips.detection import dry_runs
-from .repeats import CONSTANTS, PLAIN_TENSORS
 
 # An operator's autograd kernel runs at one level of torch.func's transforms, which the dispatcher has already chosen: this
 # is the Function for that, where torch.autograd.Function would start over at the outermost level.
@@ -23,6 +23,10 @@ Function = torch.autograd.function._SingleLevelFunction
 # Whether a tensor stands for several upstream gradients, those of `torch.autograd.grad(..., is_grads_batched=True)`.
 is_batched = torch._C._functorch.is_legacy_batchedtensor
 
+PLAIN = frozenset((Tensor, Parameter))
+"""Types of tensors without a `__torch_dispatch__` or `__torch_function__` of their own."""
+
+_CONSTANTS = frozenset((int, float, bool, str, torch.dtype, type(None)))
 _transformed = threading.local()  # .recording: inside `apply` under a transform
 _ever_transformed = False
 
@@ -120,9 +124,9 @@ def all_plain(arguments: Sequence[Any]) -> bool:
     """Whether all tensors have data of their own: those of DTensors and other subclasses would be read as plain tensors."""
     for argument in arguments:
         kind = type(argument)
-        if kind in CONSTANTS:  # nothing to ask: most arguments, in every call
+        if kind in _CONSTANTS:  # nothing to ask: most arguments, in every call
             continue
-        if kind in PLAIN_TENSORS:
+        if kind in PLAIN:
             if argument.is_meta or argument.is_neg() or is_batched(argument):  # no data, or data with the other sign
                 return False
             if _ever_transformed and torch._C._functorch.is_functorch_wrapped_tensor(argument):

@@ -1,13 +1,9 @@
-"""Collectives that operators call inside: a repeated call makes them too. A group of processes is given by its name."""
+"""Collectives that operators call inside. A group of processes is given by its name."""
 
 from __future__ import annotations
 
-import functools
-
 import torch.distributed as dist
 from torch import Tensor
-
-from ..launching import listening
 
 
 def group_named(name: str) -> dist.ProcessGroup:
@@ -23,7 +19,7 @@ def ranks(group: str) -> int:
 def sum_(values: Tensor, group: str) -> None:
     """The sum over the ranks, in place. Values that are not contiguous are copied for it, and back."""
     sent = values.contiguous()
-    listening.call(functools.partial(_all_reduce, group), sent)
+    _all_reduce(group, sent)
     if sent is not values:
         values.copy_(sent)
 
@@ -31,14 +27,14 @@ def sum_(values: Tensor, group: str) -> None:
 def gather(values: Tensor, group: str) -> Tensor:
     """The values [...] of each rank, [ranks, ...]."""
     gathered = values.new_empty((ranks(group), *values.shape))
-    listening.call(functools.partial(_all_gather, group), gathered, values.contiguous())
+    _all_gather(group, gathered, values.contiguous())
     return gathered
 
 
 def sum_of_own(values: Tensor, group: str) -> Tensor:
     """This rank's part [...] of the sum of values [ranks, ...] over the ranks."""
     own = values.new_empty(values.shape[1:])
-    listening.call(functools.partial(_reduce_scatter, group), own, values.contiguous())
+    _reduce_scatter(group, own, values.contiguous())
     return own
 
 

@@ -24,7 +24,6 @@ from .autograd import (
     outer_levels,
 )
 from .flops import count_flops
-from .repeats import Repeats
 
 _BACKENDS = ("CPU", "CUDA", "PrivateUse1")  # PrivateUse1: NPU tensors
 
@@ -39,7 +38,6 @@ class OperatorLibrary:
         self._namespace = namespace
         self._library = torch.library.Library(namespace, "DEF")
         self._implementations: dict[str, Callable[..., Any]] = {}
-        self._repeats: dict[str, Repeats] = {}
         self._forward_mode: dict[str, bool] = {}
         self._direct: dict[str, Callable[..., Any]] = {}  # what is called where the dispatcher is bypassed
         self._dispatched: dict[str, Callable[..., Any]] = {}  # the dispatcher's calls
@@ -53,15 +51,13 @@ class OperatorLibrary:
         forward_mode: bool = False,
         batched: Callable[..., Any] | None = None,
         flops: Callable[..., int] | None = None,
-        repeats: bool = True,
     ) -> None:
         """Register an operator.
 
         Args:
             schema: name, arguments without default values, and results.
-            implementation: computes the operator for tensors of any backend, without autograd; see `Repeats` for what it may
-                depend on. Among several results, one that was not asked for is None; in a list of results its schema says
-                so, `Tensor?[]`.
+            implementation: computes the operator for tensors of any backend, without autograd. Among several results, one
+                that was not asked for is None; in a list of results its schema says so, `Tensor?[]`.
             fake: the same for tensors that have shapes and no data.
             forward_mode: whether PyTorch can differentiate what `implementation` does in plain PyTorch. Then that runs for
                 tensors with tangents, on any device; otherwise those are refused.
@@ -70,7 +66,6 @@ class OperatorLibrary:
                 where no tensors stand in lists.
             flops: counts, for the arguments, what `torch.utils.flop_counter` is to count: the products of matrices of the
                 model that calls it. What is computed a second time to save memory does not count. None: 0.
-            repeats: whether equal calls are repeated here; an `Operator` does it itself.
         """
         name = schema.partition("(")[0]
         self._library.define(schema)
@@ -78,8 +73,6 @@ class OperatorLibrary:
         self._dispatched[name] = overload._op
         if not overload._schema.is_mutable:  # the dispatcher tells autograd what was written to
             self._shorten(overload)
-        if repeats:
-            implementation = self._repeats[name] = Repeats(implementation)
         for backend in _BACKENDS:
             self._library.impl(name, implementation, backend)
         self._library.impl(name, functools.partial(self._with_resolved, name), "Negative")
@@ -146,11 +139,7 @@ class OperatorLibrary:
         if is_unobserved():
             direct = self._direct[name]
             if not torch.is_grad_enabled() and name in self._implementations:  # nothing is to be recorded
-                direct, repeats = self._implementations[name], self._repeats.get(name)
-                found = repeats.find(arguments) if repeats is not None and repeats.recognised else None
-                if found is not None:  # its tensors are plain: they have the types and dispatch keys of plain ones
-                    repetition, tensors = found
-                    return repetition(tensors)
+                direct = self._implementations[name]
             if all_plain(arguments):
                 return direct(*arguments)
         if is_dynamo_compiling():
