@@ -11,7 +11,7 @@ from pathlib import Path
 import npu_offline
 import pytest
 import yaml
-from npu_tiling.installation.triton import TRITON_ASCEND
+from npu_tiling.doctor import TRITON_ASCEND
 
 from tools.workspace import ROOT
 

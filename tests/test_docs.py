@@ -19,7 +19,7 @@ import griffe
 import pytest
 import yaml
 from npu_offline.cli import _parser as offline_parser
-from npu_tiling.explaining.command import main as explain_command
+from npu_tiling.command import main as explain_command
 
 from tests.test_readmes import PROGRAMS
 from tools.docs import hooks, reference, sections

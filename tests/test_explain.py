@@ -7,8 +7,8 @@ from collections import Counter
 import npu_tiling
 import pytest
 import torch
-from npu_tiling.explaining import explanation
-from npu_tiling.launching.kernels import Kernels
+from npu_tiling import explaining as explanation
+from npu_tiling.launch import Kernels
 from npu_tiling.plans import run_plan
 
 from tools import launches
@@ -73,7 +73,7 @@ def test_a_launch_falls_back_to_what_runs_where_its_tile_overflows(package, opti
                 if (name, spec.key) == (kernel, key):
                     raise RuntimeError(OVERFLOW)
 
-            monkeypatch.setattr("npu_tiling.launching.fallback.replaced", {})
+            monkeypatch.setattr("npu_tiling.launch.replaced", {})
             monkeypatch.setattr(Kernels, "launch", refusing)
             arguments = on_meta(call.plan.arguments)
             if not said.fallback:

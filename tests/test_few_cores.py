@@ -9,7 +9,7 @@ from npu_attn_res import attn_res
 from npu_embedding import embedding
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy
 from npu_rms_norm import rms_norm
-from npu_tiling.chips.detection import plain_pytorch
+from npu_tiling.chips import plain_pytorch
 
 CORES = 5  # tiles are shared unevenly: no number below is a multiple of it
 INDICES, TARGET = torch.arange(701) * 7 % 300, torch.arange(67)

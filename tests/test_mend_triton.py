@@ -11,7 +11,7 @@ import tomllib
 import zipfile
 
 import pytest
-from npu_tiling.installation import triton as installation
+from npu_tiling import doctor as installation
 
 from tools import mend_triton, wheels
 from tools.workspace import ROOT

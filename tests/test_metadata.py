@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 import readme_renderer.markdown
 import yaml
-from npu_tiling.installation import doctor
-from npu_tiling.installation import triton as installation
+from npu_tiling import doctor
+from npu_tiling import doctor as installation
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 

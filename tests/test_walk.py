@@ -13,9 +13,9 @@ from npu_attn_res import attn_res, attn_res_bank
 from npu_embedding import embedding
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_distillation_loss, linear_log_probs
 from npu_rms_norm import rms_norm
-from npu_tiling.chips import detection
-from npu_tiling.launching.direct import DirectCall
-from npu_tiling.launching.kernels import Kernels
+from npu_tiling import chips as detection
+from npu_tiling.direct import DirectCall
+from npu_tiling.launch import Kernels
 
 OURS = ("npu_", "<string>")  # a function that is written for a key or a plan has no file
 WEIGHT = torch.ones(64)

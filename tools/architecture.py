@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import grimp
-from npu_tiling.explaining.explanation import ExplainedLaunch
+from npu_tiling.explaining import ExplainedLaunch
 
 from . import launches
 from .workspace import Package, read_packages

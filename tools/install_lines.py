@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from npu_tiling.installation.doctor import TORCH_CPU_INDEX
-from npu_tiling.installation.triton import TRITON_ASCEND, WHEELS_PYTHON
+from npu_tiling.doctor import TORCH_CPU_INDEX, TRITON_ASCEND, WHEELS_PYTHON
 
 from .workspace import read_versions
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 import npu_tiling
 import torch
 from npu_tiling import Device
-from npu_tiling.explaining.explanation import Explanation, explain
+from npu_tiling.explaining import Explanation, explain
 from npu_tiling.plans import Launch
 
 from .cuda_calls import CALLS

@@ -1,4 +1,4 @@
-"""The layers of every package, highest first: a module imports from lower layers alone, and nothing of its own layer.
+"""The layers of every package, highest first: a module imports from lower layers, and from its own where a colon stands.
 
 `hatch run imports` fails for a module or folder at the top of a package that is in no layer. A name means the same in every
 operator, and an operator has those that it needs.
@@ -7,40 +7,27 @@ operator, and an operator has those that it needs.
 from __future__ import annotations
 
 OPERATOR = (
-    "__main__",
-    "kernel_mapping",
-    "integrations",
-    "explain",
-    "patching",
-    "distillation",
-    "causal_lm | log_probs | module | pipeline | vocab_parallel",
-    "api | bank | two_phase",
-    "bags | distributions | ngram",
-    "operator",
-    "qk | sharding",
-    "forward | backward | split",
-    "columns | lookup | loss",
-    "head | writes",
-    "checks | decide",
-    "reference | sources | tiling | tokens",
-    "records",
-    "layout",
-    "ascend | cuda",
-    "device | kernels | wide",
-    "formula | matmul | shape",
-    "call | rows",
+    "__main__ : kernel_mapping : integrations : explain",
+    "patching : distillation : causal_lm : log_probs : module : vocab_parallel : pipeline",
+    "api : bank : two_phase : bags : ngram : distributions",
+    "operator : sharding : split",
+    "forward : backward : qk : columns : lookup : loss : sources : writes",
+    "reference : layout : records : checks : head : decide : tokens",
+    "ascend : cuda : kernels : wide : device : tiling : shape : matmul",
+    "formula",
+    "call : rows",
 )
 
 CORE = (
-    "__main__",
-    "explaining | operators",
+    "__main__ | command",
+    "explaining",
+    "operators | partials",
     "plans",
     "calls",
-    "pytorch",
-    "launching",
+    "arguments | dispatch | launch | listing | rows",
     "budget",
-    "chips | installation",
-    "device | errors | hooks | places",
+    "chips",
+    "collectives | device | direct | doctor | dtensor | errors | models | tensors",
 )
 
 FOLDERS = {

@@ -23,11 +23,11 @@ FOLDER = Path("tests", "public_api")
 # Public too, and not imported by the package itself.
 MORE_MODULES = {
     "npu_tiling": (
-        "npu_tiling.explaining.explanation",
-        "npu_tiling.pytorch.autograd",
-        "npu_tiling.pytorch.library",
-        "npu_tiling.pytorch.patching",
-        "npu_tiling.pytorch.sharding",
+        "npu_tiling.explaining",
+        "npu_tiling.dispatch",
+        "npu_tiling.dispatch",
+        "npu_tiling.models",
+        "npu_tiling.dtensor",
     ),
 }
 REMOVED = "(removed)"

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from npu_tiling.installation import triton as installation
+from npu_tiling import doctor as installation
 
 from .workspace import ROOT, read_versions
 

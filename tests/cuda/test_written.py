@@ -7,7 +7,7 @@ import npu_tiling
 import torch
 from npu_rms_norm import rms_norm
 from npu_tiling import Kernels
-from npu_tiling.launching.kernels import kernels_of
+from npu_tiling.launch import kernels_of
 from written import MarkWritten, marking
 
 H200 = npu_tiling.GPUS["H200"]

@@ -8,8 +8,8 @@ import npu_tiling
 import pytest
 import torch
 from npu_attn_res import attn_res, attn_res_bank, attn_res_merge, attn_res_phase1, explain
-from npu_tiling.explaining.explanation import explained
-from npu_tiling.explaining.inputs import computed
+from npu_tiling.command import computed
+from npu_tiling.explaining import explained
 
 BF16 = torch.bfloat16
 CALLS = {

@@ -7,7 +7,7 @@ import pytest
 import torch
 from npu_attn_res import attn_res, attn_res_bank, attn_res_merge, attn_res_phase1
 from npu_tiling import Kernels, UnifiedBufferError
-from npu_tiling.chips.detection import plain_pytorch
+from npu_tiling.chips import plain_pytorch
 
 BF16 = torch.bfloat16
 
@@ -100,7 +100,7 @@ def test_values_are_those_of_the_first_launch(device, what, monkeypatch):
     monkeypatch.setattr(Kernels, "launch", refusing)
 
     def values(kind, count):
-        monkeypatch.setattr("npu_tiling.launching.fallback._replaced", {})
+        monkeypatch.setattr("npu_tiling.launch.replaced", {})
         refuse[:], refused[:], launched[:] = [kind, count], [], []
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")

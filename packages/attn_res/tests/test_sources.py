@@ -23,7 +23,7 @@ def plan_of(place, blocks, gradients=(), **options):
 def entries(monkeypatch):
     """What launches write into tables."""
     found = []
-    monkeypatch.setattr("npu_tiling.launching.kernels.Kernels.launch", lambda *arguments: found.extend(arguments[-1][1:]))
+    monkeypatch.setattr("npu_tiling.launch.Kernels.launch", lambda *arguments: found.extend(arguments[-1][1:]))
     return found
 
 

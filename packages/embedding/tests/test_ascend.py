@@ -13,7 +13,7 @@ from npu_embedding.lookup.ascend import GATHER, PARTIALS, SUMS
 from npu_embedding.rows import RowShape, row_launch
 from npu_offline.check import load_calls
 from npu_tiling import Kernels, plans, soc
-from npu_tiling.launching import fallback
+from npu_tiling import launch as fallback
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
@@ -243,7 +243,7 @@ def test_a_compiler_that_needs_more_gets_a_smaller_tile(monkeypatch):
             raise RuntimeError("error: ub overflow, requires 1966592 bits while 1572864 bits available!")
         real(self, module, kernel, spec, *arguments)
 
-    monkeypatch.setattr(fallback, "_replaced", {})
+    monkeypatch.setattr(fallback, "replaced", {})
     monkeypatch.setattr(Kernels, "launch", refusing)
     case = lookup.make(300, 50, 2048, torch.bfloat16, "zipf", seed=3)
     with pytest.warns(RuntimeWarning, match="overflows the Unified Buffer"):

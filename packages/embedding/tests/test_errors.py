@@ -104,8 +104,8 @@ def test_missing_triton_names_the_command(monkeypatch):
     """Triton is looked for at the first launch, and where it is missing the error is what to type."""
     from npu_embedding import lookup
     from npu_embedding.lookup.operator import FORWARD
+    from npu_tiling import launch as kernels
     from npu_tiling import soc, use_device
-    from npu_tiling.launching import kernels
 
     pages = ("npu_tiling.device", "npu_embedding.lookup.ascend", "npu_embedding.lookup.cuda", "npu_embedding.formula")
     for name in [name for name in sys.modules if name.split(".")[0] == "triton" or name.startswith(pages)]:

@@ -5,7 +5,7 @@ import npu_tiling
 import pytest
 import torch
 from npu_embedding import embedding, embedding_bag, explain
-from npu_tiling.explaining.explanation import explained
+from npu_tiling.explaining import explained
 
 CALLS = {
     "few indices": {"tokens": 100, "vocabulary": 300, "width": 512},

@@ -9,7 +9,8 @@ from npu_embedding.bags.ascend import BAG_TILES, BAGS, SPREAD_TILES
 from npu_embedding.lookup.ascend import GATHER, SUMS
 from npu_embedding.ngram.ascend import NGRAM, NGRAM_SUM
 from npu_tiling import Kernels, UnifiedBufferError
-from npu_tiling.launching import fallback, launcher
+from npu_tiling import launch as fallback
+from npu_tiling import launch as launcher
 
 pytestmark = [
     pytest.mark.compilers,
@@ -23,7 +24,7 @@ OVERFLOW = "error: ub overflow, requires 1966592 bits while 1572864 bits availab
 def refuse(monkeypatch):
     """Has launches refused whose tiling a condition holds of; a list of the tilings that run."""
     ran, real = [], Kernels.launch
-    monkeypatch.setattr(fallback, "_replaced", {})
+    monkeypatch.setattr(fallback, "replaced", {})
 
     def starting(condition):
         def launch(self, module, kernel, spec, *arguments):
@@ -91,7 +92,7 @@ def test_a_launch_that_has_no_smaller_one_says_which_and_what_to_do(monkeypatch,
         real(self, *arguments)
 
     monkeypatch.setattr(launcher.Launcher, "__call__", call)
-    monkeypatch.setattr(fallback, "_replaced", {})
+    monkeypatch.setattr(fallback, "replaced", {})
     weight = torch.randn(64, 32, requires_grad=True)
     said = r"not even its smallest tile runs: .*Launch\(.* overflows the Unified Buffer .* Take a CANN"
     with npu_offline.emulate("Ascend910B4"), pytest.raises(UnifiedBufferError, match=said) as raised:

@@ -7,7 +7,7 @@ from npu_fused_linear_cross_entropy import explain, fused_linear_cross_entropy, 
 from npu_fused_linear_cross_entropy.call import Options
 from npu_fused_linear_cross_entropy.decide import Way
 from npu_fused_linear_cross_entropy.operator import FORWARD
-from npu_tiling.explaining.explanation import ExplainedLaunch, explained
+from npu_tiling.explaining import ExplainedLaunch, explained
 from planned_anew import planned_anew
 
 from testing.memory import Taken

@@ -5,7 +5,7 @@ import npu_offline
 import npu_tiling
 import pytest
 import torch
-from npu_tiling.launching import fallback
+from npu_tiling import launch as fallback
 
 pytestmark = [
     pytest.mark.compilers,
@@ -32,7 +32,7 @@ OF_CHUNKS = [name for name in CASES if not name.endswith(("targets_kernel", "los
 def refuse(monkeypatch):
     """refuse(kernel, TIMES): its first launches overflow; the number of those that did is `len` of what is returned."""
     real = npu_tiling.Kernels.launch
-    monkeypatch.setattr(fallback, "_replaced", {})
+    monkeypatch.setattr(fallback, "replaced", {})
 
     def refuse(refused_kernel, times):
         refused = []

@@ -10,8 +10,7 @@ from npu_fused_linear_cross_entropy.call import Needs, Options
 from npu_fused_linear_cross_entropy.decide import Shape, Task, Way, choose
 from npu_fused_linear_cross_entropy.loss.gradients import ScaleLaunch
 from npu_fused_linear_cross_entropy.tiling import ChunkKernel, ChunkShape, chunk_launch, smaller
-from npu_tiling import SOCS, Device, soc
-from npu_tiling.pytorch import collectives
+from npu_tiling import SOCS, Device, collectives, soc
 
 B4 = soc("Ascend910B4")
 H200 = Device("H200", "cuda", "sm_90", 132, 132, 232448, max_grid=2**31 - 1)

@@ -16,7 +16,7 @@ from npu_rms_norm import (
     rms_norm_dynamic_quant,
 )
 from npu_tiling import Kernels
-from npu_tiling.device import rounding
+from npu_tiling import device as rounding
 from torch import Tensor
 from triton.runtime import interpreter
 

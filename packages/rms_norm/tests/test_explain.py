@@ -5,7 +5,7 @@ import npu_tiling
 import pytest
 import torch
 from npu_rms_norm import explain
-from npu_tiling.explaining.explanation import explained
+from npu_tiling.explaining import explained
 
 CALLS = {
     "rows": ({"tokens": 96, "width": 512}, npu_rms_norm.rms_norm),

@@ -8,8 +8,7 @@ import npu_tiling
 import pytest
 import torch
 from npu_rms_norm import add_rms_norm, add_rms_norm_dynamic_quant, gated_rms_norm, qk_rms_norm, rms_norm
-from npu_tiling.device.partials import sum_partials_kernel
-from npu_tiling.launching.partials import choose_sum
+from npu_tiling.partials import choose_sum, sum_partials_kernel
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]

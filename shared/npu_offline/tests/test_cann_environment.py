@@ -3,7 +3,7 @@
 import npu_offline.cann.__main__ as command
 import pytest
 from npu_offline.cann import environment
-from npu_tiling.installation import doctor
+from npu_tiling import doctor
 
 HERE = {"torch": "2.13.0", "torch_npu": "2.13.0.post1"}
 

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from npu_tiling.pytorch import arguments
+from npu_tiling import arguments
 
 REFUSED = {
     "a word": (lambda: arguments.number("n", "a"), TypeError, "n is a str and must be a number."),

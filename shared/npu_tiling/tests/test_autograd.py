@@ -4,8 +4,7 @@ import contextlib
 
 import pytest
 import torch
-from npu_tiling.pytorch.autograd import Function, apply, can_bypass_dispatcher, needs_gradient
-from npu_tiling.pytorch.library import OperatorLibrary
+from npu_tiling.dispatch import Function, OperatorLibrary, apply, can_bypass_dispatcher, needs_gradient
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 

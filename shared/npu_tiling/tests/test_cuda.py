@@ -1,7 +1,7 @@
 """Registers, chunks and compiler options of CUDA kernels."""
 
 import pytest
-from npu_tiling.launching.cuda import equal_chunks, register_cap, row_options
+from npu_tiling.budget import equal_chunks, register_cap, row_options
 
 
 @pytest.mark.parametrize("columns", [1, 8, 32])

@@ -7,7 +7,7 @@ import npu_tiling
 import pytest
 import torch
 from npu_tiling import SOCS, Device, UnknownDeviceError, device_for, soc, use_device
-from npu_tiling.chips import detection
+from npu_tiling import chips as detection
 
 
 @pytest.fixture(autouse=True)

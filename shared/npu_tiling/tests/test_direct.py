@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 from npu_tiling import Launcher
-from npu_tiling.launching.direct import _adds_nothing, always_specialised, specialisation, unspecialised
+from npu_tiling.direct import _adds_nothing, always_specialised, specialisation, unspecialised
 
 INTS = [0, 1, 3, 16, -1, -16, 2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**31 + 16, 2**63, 2**64 - 16]
 NUMBERS = [*INTS, 0.0, 1.0, 16.0, True, False]

@@ -10,10 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from npu_tiling import Launcher
-from npu_tiling.installation import triton as installation
-from npu_tiling.launching import direct
-from npu_tiling.launching.direct import Watchers, specialisation, unspecialised
+from npu_tiling import Launcher, direct
+from npu_tiling import doctor as installation
+from npu_tiling.direct import Watchers, specialisation, unspecialised
 
 pytestmark = pytest.mark.slow
 INTS = [0, 1, 3, 16, -1, -16, 2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**31 + 16, 2**63, 2**64 - 16]

@@ -8,13 +8,12 @@ import pytest
 import torch
 from npu_tiling import GPUS, device_for, dry_run, soc, watch_launches
 from npu_tiling.calls import Empty
-from npu_tiling.explaining.command import main
-from npu_tiling.explaining.explanation import Explanation, explain, explained, repeated
-from npu_tiling.explaining.inputs import Dtype, chosen_chip, gradients, leaf, nbytes
-from npu_tiling.launching.kernels import Kernels
+from npu_tiling.command import Dtype, chosen_chip, gradients, leaf, main, nbytes
+from npu_tiling.dispatch import OperatorLibrary
+from npu_tiling.explaining import Explanation, explain, explained, repeated
+from npu_tiling.launch import Kernels
 from npu_tiling.operators import Operator
 from npu_tiling.plans import Plan
-from npu_tiling.pytorch.library import OperatorLibrary
 from torch import Tensor
 
 B4 = soc("Ascend910B4")

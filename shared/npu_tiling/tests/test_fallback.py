@@ -1,18 +1,16 @@
-import functools
+"""What follows where a compiler or a device has no room for a tile."""
+
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass
 
 import pytest
-from npu_tiling import GPUResourcesError, LaunchSpec, UnifiedBufferError, is_ub_overflow, launch_with_fallback
-from npu_tiling.launching import fallback
+import torch
+from npu_tiling import GPUResourcesError, UnifiedBufferError, is_ub_overflow, launch, soc
+from npu_tiling.plans import Plan, run_plan
 
 SAID = b"error: ub overflow, requires 1966592 bits while 1572864 bits available!"
-
-
-@pytest.fixture(autouse=True)
-def _nothing_remembered(monkeypatch):
-    monkeypatch.setattr(fallback, "_replaced", {})
 
 
 def overflow():
@@ -33,67 +31,81 @@ class Tiling:
         return {"BLOCK": self.block}
 
 
-@functools.cache
-def spec(block):
-    return LaunchSpec.of(Tiling(block), {"FLAG": True})
-
-
 def halve(tiling):
     return Tiling(tiling.block // 2) if tiling.block > 1 else None
 
 
-def block_of(spec):
-    """What a launch returns here."""
-    assert spec.flags == {"FLAG": True}
-    return spec.constants["BLOCK"]
+def one_kernel(p_x, BLOCK: int):
+    """A kernel."""
 
 
-def test_smaller_plan_runs_is_remembered_and_warned_of_once():
-    tried = []
+@pytest.fixture
+def run(monkeypatch):
+    """run(block, attempt) runs a plan of one launch, which calls attempt(block); returns the blocks that were tried."""
+    monkeypatch.setattr(launch, "replaced", {})
 
-    def run(spec):
-        tried.append(block_of(spec))
-        if tried[-1] > 2:
-            overflow()
-        return f"ran {tried[-1]}"
+    def run(block, attempt):
+        tried = []
 
+        def launched(self, module, kernel, spec, *rest):
+            tried.append(spec.constants["BLOCK"])
+            attempt(tried[-1])
+
+        def planned(replaced):
+            p = Plan(soc("Ascend910B4"), {}, replaced)
+            x = p.argument(torch.empty(4))
+            p.choose("kernel", Tiling(block), halve)
+            p.launch(one_kernel, "kernel", 1, reads={"p_x": x}, writes={}, sizes={})
+            return p
+
+        monkeypatch.setattr(launch.Kernels, "launch", launched)
+        run_plan(planned(launch.replaced), [torch.empty(4)], planned)
+        return tried
+
+    return run
+
+
+def fits(most, error):
+    """An attempt that fails for larger blocks."""
+
+    def attempt(block):
+        if block > most:
+            error()
+
+    return attempt
+
+
+def test_a_smaller_tile_runs_is_remembered_and_warned_of_once(run):
     with pytest.warns(RuntimeWarning, match="kernel: .* overflows the Unified Buffer") as warned:
-        assert launch_with_fallback("kernel", spec(8), run, halve) == "ran 2"
-    assert tried == [8, 4, 2]
+        assert run(8, fits(2, overflow)) == [8, 4, 2]
     assert len(warned) == 2  # 8 to 4, 4 to 2
-    tried.clear()
-    assert (
-        launch_with_fallback("kernel", spec(8), run, halve) == "ran 2"
-    )  # pytest turns no warning into an error: see the record
-    assert tried == [2]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert run(8, fits(2, overflow)) == [2]
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_remembered_plan_does_not_warn_again():
-    fallback._replaced["kernel", spec(8)] = spec(2)
-    assert launch_with_fallback("kernel", spec(8), block_of, halve) == 2
-
-
-@pytest.mark.filterwarnings("error")
-def test_plans_that_fit_are_left_alone():
-    assert launch_with_fallback("kernel", spec(8), block_of, halve) == 8
-    assert fallback._replaced == {}
+def test_tiles_that_fit_are_left_alone(run):
+    assert run(8, fits(8, overflow)) == [8]
+    assert launch.replaced == {}
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_nothing_smaller_is_an_error_with_its_cause():
+def test_nothing_smaller_is_an_error_with_its_cause(run):
     sentence = r"not even its smallest tile runs: Tiling\(block=1\) .* 245824 bytes of 196608\)\. Take a CANN .*8\.5"
     with pytest.raises(UnifiedBufferError, match=sentence) as raised:
-        launch_with_fallback("kernel", spec(2), lambda spec: overflow(), halve)
+        run(2, fits(0, overflow))
     assert SAID in raised.value.__cause__.stderr
 
 
-def test_other_errors_pass_through():
-    def run(spec):
-        raise KeyError("something else")
+@pytest.mark.parametrize("error", [KeyError("something else"), RuntimeError("an illegal memory access")])
+def test_other_errors_pass_through(run, error):
+    def attempt(block):
+        raise error
 
-    with pytest.raises(KeyError):
-        launch_with_fallback("kernel", spec(8), run, halve)
+    with pytest.raises(type(error)) as raised:
+        run(8, attempt)
+    assert raised.value is error
 
 
 def test_overflow_is_recognised_through_its_causes():
@@ -122,39 +134,21 @@ class OutOfResources(Exception):  # noqa: N818
         return "out of resource: shared memory, Required: 262208, Hardware limit: 232448."
 
 
-def test_a_kernel_that_a_device_has_no_room_for_runs_smaller():
-    tried = []
+def out_of_resources():
+    raise OutOfResources
 
-    def run(spec):
-        tried.append(block_of(spec))
-        if tried[-1] > 2:
-            raise OutOfResources
-        return tried[-1]
 
-    with pytest.warns(
-        RuntimeWarning, match=r"kernel: Tiling\(block=4\) needs more than this GPU has .*Required: 262208"
-    ) as warned:
-        assert launch_with_fallback("kernel", spec(4), run, halve) == 2
+def test_a_kernel_that_a_device_has_no_room_for_runs_smaller(run):
+    sentence = r"kernel: Tiling\(block=4\) needs more than this GPU has .*Required: 262208"
+    with pytest.warns(RuntimeWarning, match=sentence) as warned:
+        assert run(4, fits(2, out_of_resources)) == [4, 2]
     assert len(warned) == 1
-    assert launch_with_fallback("kernel", spec(4), run, halve) == 2
-    assert tried == [4, 2, 2]
+    assert run(4, fits(2, out_of_resources)) == [2]
 
 
-def test_an_error_of_another_kind_is_raised():
-    with pytest.raises(RuntimeError, match="illegal"):
-        launch_with_fallback("kernel", spec(8), lambda spec: illegal(), halve)
-
-
-def illegal():
-    raise RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
-
-
-def test_nothing_smaller_on_a_device_is_an_error_with_its_cause():
-    def run(spec):
-        raise OutOfResources
-
+def test_nothing_smaller_on_a_device_is_an_error_with_its_cause(run):
     sentence = r"not even its smallest tile runs: Tiling\(block=1\) .*shared memory, Required: 262208"
     with pytest.raises(GPUResourcesError, match=sentence) as raised:
-        launch_with_fallback("kernel", spec(1), run, halve)
+        run(1, fits(0, out_of_resources))
     assert not isinstance(raised.value, UnifiedBufferError)
     assert isinstance(raised.value.__cause__, OutOfResources)

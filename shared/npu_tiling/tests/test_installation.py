@@ -8,9 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from npu_tiling import MissingTritonError, import_kernels
-from npu_tiling.installation import doctor
-from npu_tiling.installation import triton as installation
+from npu_tiling import MissingTritonError, doctor, import_kernels
+from npu_tiling import doctor as installation
 
 CURE = ("pip uninstall -y triton", f"pip install --force-reinstall --no-deps triton-ascend=={installation.TRITON_ASCEND}")
 
@@ -236,14 +235,14 @@ def operator(tmp_path, monkeypatch):
 
 
 def test_pages_of_kernels_that_host_code_imports_are_device_code(tmp_path, monkeypatch):
-    files = {"wide": "from npu_tiling.device.language import tl, triton", "plain": "import npu_tiling.device.language"}
+    files = {"wide": "from npu_tiling.device import tl, triton", "plain": "import npu_tiling.device"}
     for name, code in {"__init__": "", **files}.items():
         file = tmp_path / "npu_of_pages" / f"{name}.py"
         file.parent.mkdir(exist_ok=True)
         file.write_text(code + "\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert doctor.device_modules("npu_of_pages") == ["npu_of_pages.wide"]
-    assert "npu_tiling.device.partials" in doctor.device_modules("npu_tiling")
+    assert "npu_tiling.partials" in doctor.device_modules("npu_tiling")
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from npu_tiling import GPUResourcesError, Kernels, LaunchSpec, MissingTritonError, UnifiedBufferError, import_kernels
+from npu_tiling import Kernels, LaunchSpec, MissingTritonError, import_kernels
 
 
 def test_missing_triton_is_an_error_with_the_command(monkeypatch, tmp_path):
@@ -66,30 +66,6 @@ def test_recipes_share_a_compiled_kernel_only_if_all_is_equal():
     specs = [LaunchSpec.of(Rows(block), {"FLAG": mode}) for block in (1, 2) for mode in (0, 1, True, 1.0)]
     assert len({spec.key for spec in specs}) == len(specs)
     assert LaunchSpec.of(Rows(2), {"FLAG": 1}).key == specs[5].key != LaunchSpec.of(Rows(2), {"OTHER": 1}).key
-
-
-@pytest.mark.parametrize(
-    ("raised", "kind", "said"),
-    [
-        (RuntimeError("error: ub overflow, requires 160 bits while 80 bits available!"), UnifiedBufferError, "Take a CANN"),
-        (type("OutOfResources", (Exception,), {})("Required: 9"), GPUResourcesError, "Required: 9.*a smaller dtype"),
-        (RuntimeError("illegal address"), RuntimeError, "^illegal address$"),
-    ],
-)
-def test_a_refused_launch_names_its_kernel_its_tile_and_what_to_do(monkeypatch, raised, kind, said):
-    """Of every kernel, also of those for which no smaller tile is tried; what a compiler says is the cause."""
-
-    def refuse(*arguments, **constants):
-        raise raised
-
-    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace())
-    kernels = Kernels("package_of_mine", "mine")
-    monkeypatch.setattr(kernels, "_import", lambda module, kernel: {(3,): refuse})
-    with pytest.raises(kind, match=said) as error:
-        kernels.launch("kernels", "add_kernel", LaunchSpec.of(Rows(2), {}), 3, (torch.ones(1),), ())
-    if kind is not RuntimeError:
-        assert str(error.value).startswith("add_kernel: not even its smallest tile runs: Rows(block=2) ")
-        assert error.value.__cause__ is raised
 
 
 def test_kernels_are_imported_at_their_first_launch(monkeypatch, tmp_path):

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 from npu_tiling import Device, device_for, soc
-from npu_tiling.launching.partials import add_partials, choose_sum
+from npu_tiling.partials import add_partials, choose_sum
+from npu_tiling.plans import Plan, run_plan
 
 B4 = soc("Ascend910B4")
 H200 = Device(name="H200", kind="cuda", arch="sm_90", vector_cores=132, cube_cores=132, ub_bytes=232448, max_grid=2**31 - 1)
@@ -40,7 +41,9 @@ def test_the_sum_is_rounded_once(npu_place, count, width, dtype):
         pytest.skip("plain PyTorch has no launch")
     partials = torch.from_numpy(np.random.default_rng(0).standard_normal((count, width), np.float32)).to(npu_place.torch)
     total = torch.empty(width, dtype=dtype, device=npu_place.torch)
-    add_partials(partials, total, device)
+    p = Plan(device)
+    add_partials(p, "sum", *map(p.argument, (partials, total)))
+    run_plan(p, [partials, total], lambda replaced: p)
     expected = partials.double().sum(0)
     most = torch.finfo(dtype).eps * (0.5 if dtype != torch.float32 else count**0.5 + 1)
     assert ((total.double() - expected).abs() <= most * partials.double().abs().sum(0)).all()

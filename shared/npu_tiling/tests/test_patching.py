@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 import torch
-from npu_tiling.pytorch.patching import (
+from npu_tiling.models import (
     Derived,
     Replacement,
     called_otherwise,

@@ -9,17 +9,15 @@ from typing import NamedTuple
 import npu_tiling
 import pytest
 import torch
-from npu_tiling import plans
+from npu_tiling import arguments, plans
+from npu_tiling import chips as detection
+from npu_tiling import launch as fallback
 from npu_tiling.calls import Empty, Size, are_aligned
-from npu_tiling.chips import detection
-from npu_tiling.launching import fallback
-from npu_tiling.launching.direct import DirectCall
-from npu_tiling.launching.kernels import Kernels
+from npu_tiling.direct import DirectCall
+from npu_tiling.dispatch import Function, OperatorLibrary, apply
+from npu_tiling.launch import Kernels
 from npu_tiling.operators import Operator
 from npu_tiling.plans import Plan, Reached, Slot
-from npu_tiling.pytorch import arguments
-from npu_tiling.pytorch.autograd import Function, apply
-from npu_tiling.pytorch.library import OperatorLibrary
 from torch import Tensor
 
 CHIP = npu_tiling.GPUS["H200"]
@@ -121,7 +119,7 @@ def launches(monkeypatch):
     monkeypatch.setitem(detection._found, torch.device("cpu"), CHIP)
     monkeypatch.setattr(Kernels, "launch", launch)
     monkeypatch.setattr(Kernels, "direct_call", direct_call)
-    monkeypatch.setattr(fallback, "_replaced", {})
+    monkeypatch.setattr(fallback, "replaced", {})
     for name in ("_plans", "_functions"):
         monkeypatch.setattr(OPERATOR, name, {})
     monkeypatch.setattr(OPERATOR, "_approved", set())

@@ -1,7 +1,7 @@
 import pytest
 import torch
 from npu_tiling import row_layout
-from npu_tiling.pytorch.rows import layout_of, may_overlap
+from npu_tiling.rows import layout_of, may_overlap
 
 
 def addresses(layout, index, width, tensor):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from npu_tiling.pytorch.sharding import Shards, is_distributed, moved, shard, summed
+from npu_tiling.dtensor import Shards, is_distributed, moved, shard, summed
 
 dist = pytest.importorskip("torch.distributed")
 if not dist.is_available() or not dist.is_gloo_available():

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from npu_tiling.installation import doctor, trainers
+from npu_tiling import doctor
+from npu_tiling import doctor as trainers
 
 OURS = re.compile(r"\b(npu_\w+(?:\.\w+)+)")
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from npu_tiling.explaining.command import main
+from npu_tiling.command import main
 
 from .explain import explain
 

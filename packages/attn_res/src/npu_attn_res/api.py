@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Literal, overload
 
 import torch
-from npu_tiling.pytorch import arguments
-from npu_tiling.pytorch.sharding import is_distributed
+from npu_tiling import arguments
+from npu_tiling.dtensor import is_distributed
 from torch import Tensor
 
 from . import sharding

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 from npu_tiling.calls import Empty
-from npu_tiling.device.partials import sum_partials_kernel
-from npu_tiling.launching.partials import choose_sum
+from npu_tiling.partials import choose_sum, sum_partials_kernel
 from npu_tiling.plans import Plan, Slot
-from npu_tiling.pytorch.tensors import without_autocast
+from npu_tiling.tensors import without_autocast
 
 from . import columns, reference
 from .ascend import kernels as ascend

@@ -8,8 +8,8 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from npu_tiling.pytorch.autograd import can_bypass_dispatcher, needs_gradient
-from npu_tiling.pytorch.sharding import is_distributed
+from npu_tiling.dispatch import can_bypass_dispatcher, needs_gradient
+from npu_tiling.dtensor import is_distributed
 from torch import Tensor
 
 from . import sharding, writes

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from npu_tiling import row_layout
-from npu_tiling.pytorch import arguments
-from npu_tiling.pytorch.rows import may_overlap
-from npu_tiling.pytorch.sharding import is_distributed
-from npu_tiling.pytorch.tensors import is_autocast
+from npu_tiling import arguments, row_layout
+from npu_tiling.dtensor import is_distributed
+from npu_tiling.rows import may_overlap
+from npu_tiling.tensors import is_autocast
 from torch import Tensor
 from torch.nn import ParameterList
 

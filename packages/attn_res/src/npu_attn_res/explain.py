@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from npu_tiling import Device
-from npu_tiling.explaining.explanation import Explanation
-from npu_tiling.explaining.explanation import explain as explain_run
-from npu_tiling.explaining.inputs import Dtype, check_sizes, chosen_chip, computed, gradients, leaf, nbytes
-from npu_tiling.pytorch import arguments
+from npu_tiling import Device, arguments
+from npu_tiling.command import Dtype, check_sizes, chosen_chip, computed, gradients, leaf, nbytes
+from npu_tiling.explaining import Explanation
+from npu_tiling.explaining import explain as explain_run
 from torch import Tensor
 
 from .api import attn_res

@@ -15,8 +15,7 @@ Source i lies at p_v + i * s_block or, where there is a table, at p_v + table[i]
 list lie anywhere. Statistics are [sources, tokens, layers]; ascend/kernels.py also stores [tokens, sources].
 """
 
-from npu_tiling.device.language import tl, triton
-from npu_tiling.device.rounding import gradient_of_rows, widen
+from npu_tiling.device import gradient_of_rows, tl, triton, widen
 
 ALIGNMENT = tl.constexpr(16)  # elements
 NO_GRADIENT = tl.constexpr(-(2**63))  # the entry in the table of gradients of a source that needs none

@@ -5,8 +5,8 @@ gradient of h through the RMSNorm that follows it; the gradients of query and rm
 distances through which kernels find the sources of a list. Formulas: formula.py.
 """
 
-from npu_tiling.device.language import tl, triton
-from npu_tiling.device.partials import sum_of_partials
+from npu_tiling.device import tl, triton
+from npu_tiling.partials import sum_of_partials
 
 from .formula import (
     block_at,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from npu_tiling.pytorch import arguments
+from npu_tiling import arguments
 from torch import Tensor, nn
 
 from .api import attn_res

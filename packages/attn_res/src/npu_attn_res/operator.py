@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 from npu_tiling import device_for
-from npu_tiling.chips.detection import dry_runs
+from npu_tiling.chips import dry_runs
+from npu_tiling.dispatch import Function, OperatorLibrary, apply
 from npu_tiling.operators import Operator
 from npu_tiling.plans import Plan
-from npu_tiling.pytorch.autograd import Function, apply
-from npu_tiling.pytorch.library import OperatorLibrary
 from torch import Tensor
 
 from . import reference, writes

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 
 import torch
-from npu_tiling.pytorch import arguments
+from npu_tiling import arguments
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 

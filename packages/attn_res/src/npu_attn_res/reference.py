@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from npu_tiling.pytorch.tensors import statistics_dtype, without_autocast
+from npu_tiling.tensors import statistics_dtype, without_autocast
 from torch import Tensor
 
 from .records import Backward, Forward

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from npu_tiling.pytorch.sharding import Shards, moved, summed
+from npu_tiling.dtensor import Shards, moved, summed
 from torch import Tensor
 
 from .records import AttnResResult

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import torch
 from npu_tiling import Device, LaunchSpec
-from npu_tiling.budget.arithmetic import power_of_two
+from npu_tiling.budget import power_of_two
 from npu_tiling.calls import Empty
-from npu_tiling.installation.triton import version
-from npu_tiling.launching.kernels import kernels_of
+from npu_tiling.doctor import version
+from npu_tiling.launch import kernels_of
 from npu_tiling.plans import Given, Plan, Reached, Slot
-from npu_tiling.pytorch.rows import layout_of
+from npu_tiling.rows import layout_of
 from torch import Tensor
 
 from .ascend import tiling as ascend

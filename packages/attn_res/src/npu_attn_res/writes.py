@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from npu_tiling.pytorch.autograd import Function, apply
+from npu_tiling.dispatch import Function, apply
 from torch import Tensor
 
 

@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from npu_tiling.pytorch import arguments
-from npu_tiling.pytorch.patching import stands_for
-from npu_tiling.pytorch.sharding import is_distributed
+from npu_tiling import arguments
+from npu_tiling.dtensor import is_distributed
+from npu_tiling.models import stands_for
 from torch import Tensor, nn
 
 from . import split

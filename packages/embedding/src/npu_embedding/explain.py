@@ -7,9 +7,9 @@ from typing import Literal
 
 import torch
 from npu_tiling import Device
-from npu_tiling.explaining.explanation import Explanation
-from npu_tiling.explaining.explanation import explain as explain_run
-from npu_tiling.explaining.inputs import Dtype, check_sizes, chosen_chip, gradients, leaf, nbytes
+from npu_tiling.command import Dtype, check_sizes, chosen_chip, gradients, leaf, nbytes
+from npu_tiling.explaining import Explanation
+from npu_tiling.explaining import explain as explain_run
 from torch import Tensor
 
 from .api import embedding

@@ -4,7 +4,7 @@ On Ascend (`block_columns`) the last block of a row is moved back. On CUDA (`col
 are powers of two, masked at the row's end where they do not divide it.
 """
 
-from npu_tiling.device.language import tl, triton
+from npu_tiling.device import tl, triton
 
 
 @triton.jit

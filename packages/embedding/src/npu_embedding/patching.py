@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from npu_tiling.pytorch.patching import (
+from npu_tiling.models import (
     Derived,
     Patch,
     Replacement,

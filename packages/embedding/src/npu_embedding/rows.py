@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from npu_tiling import Block, Device, Tile, fit, footprint, persistent_grid
-from npu_tiling.budget.arithmetic import equal_blocks, power_of_two
+from npu_tiling.budget import equal_blocks, power_of_two
 from npu_tiling.calls import Empty
 from npu_tiling.plans import Plan, Slot
 

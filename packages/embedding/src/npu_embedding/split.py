@@ -44,13 +44,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from npu_tiling import device_for
+from npu_tiling import arguments, collectives, device_for
 from npu_tiling.calls import Empty
+from npu_tiling.dispatch import Function, apply
+from npu_tiling.dtensor import Shards, is_replicated, shard
 from npu_tiling.operators import Operator
 from npu_tiling.plans import Plan, Slot
-from npu_tiling.pytorch import arguments, collectives
-from npu_tiling.pytorch.autograd import Function, apply
-from npu_tiling.pytorch.sharding import Shards, is_replicated, shard
 from torch import Tensor
 
 from . import reference

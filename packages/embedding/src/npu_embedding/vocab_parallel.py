@@ -6,9 +6,9 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from npu_tiling.pytorch import arguments
-from npu_tiling.pytorch.collectives import group_named
-from npu_tiling.pytorch.sharding import is_distributed
+from npu_tiling import arguments
+from npu_tiling.collectives import group_named
+from npu_tiling.dtensor import is_distributed
 from torch import Tensor, nn
 
 from . import split

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from npu_tiling.pytorch.sharding import is_distributed
-from npu_tiling.pytorch.tensors import is_autocast
+from npu_tiling.dtensor import is_distributed
+from npu_tiling.tensors import is_autocast
 from torch import Tensor
 from torch.distributed import ProcessGroup
 

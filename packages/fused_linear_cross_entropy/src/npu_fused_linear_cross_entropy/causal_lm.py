@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from npu_tiling.pytorch import arguments
-from npu_tiling.pytorch.tensors import statistics_dtype
+from npu_tiling import arguments
+from npu_tiling.tensors import statistics_dtype
 from torch import Tensor
 
 from .api import loss_of

@@ -6,10 +6,9 @@ from collections.abc import Collection, Hashable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from npu_tiling import device_for
-from npu_tiling.pytorch import arguments
-from npu_tiling.pytorch.sharding import is_distributed
-from npu_tiling.pytorch.tensors import is_autocast, statistics_dtype
+from npu_tiling import arguments, device_for
+from npu_tiling.dtensor import is_distributed
+from npu_tiling.tensors import is_autocast, statistics_dtype
 from torch import Tensor
 from torch.distributed import ProcessGroup
 

@@ -30,11 +30,9 @@ from math import ceil
 from typing import NamedTuple
 
 import torch
-from npu_tiling import Device
-from npu_tiling.budget.arithmetic import FP32
-from npu_tiling.places import here
-from npu_tiling.pytorch import collectives
-from npu_tiling.pytorch.tensors import statistics_dtype
+from npu_tiling import Device, collectives
+from npu_tiling.budget import FP32, here
+from npu_tiling.tensors import statistics_dtype
 
 from .call import EachOptions, Needs, Options
 from .tiling import ROWS, ChunkKernel, ChunkShape, ProductLaunch, chunk_launch, is_worth_it

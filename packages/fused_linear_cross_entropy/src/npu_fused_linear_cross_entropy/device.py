@@ -5,7 +5,7 @@ the sum of exp times z; with ARGMAX the place of the first maximum; with SQUARES
 w. Functions return all seven in this order, 0 for those not computed. Formulas: formula.py.
 """
 
-from npu_tiling.device.language import tl, triton
+from npu_tiling.device import tl, triton
 
 from .formula import (
     LOWEST,

@@ -11,9 +11,9 @@ from typing import Any, Literal, cast
 
 import torch
 from npu_tiling import Device
-from npu_tiling.explaining.explanation import Explanation, short
-from npu_tiling.explaining.explanation import explain as explain_run
-from npu_tiling.explaining.inputs import Dtype, check_sizes, chosen_chip, gradients, leaf, nbytes
+from npu_tiling.command import Dtype, check_sizes, chosen_chip, gradients, leaf, nbytes
+from npu_tiling.explaining import Explanation, short
+from npu_tiling.explaining import explain as explain_run
 from torch import Tensor
 
 from .api import fused_linear_cross_entropy

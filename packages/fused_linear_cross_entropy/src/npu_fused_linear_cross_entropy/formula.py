@@ -19,7 +19,7 @@ E and v x are rounded to the dtype of products. Where exponentials are kept, dW 
 fp32: the g x of several tokens may cancel, and the errors of bf16 would remain.
 """
 
-from npu_tiling.device.language import tl, triton
+from npu_tiling.device import tl, triton
 
 LOWEST: tl.constexpr = tl.constexpr(-3.0e38)  # finite: LOWEST - LOWEST is 0
 VANISHES: tl.constexpr = tl.constexpr(-200.0)  # exp of it is 0 in fp32

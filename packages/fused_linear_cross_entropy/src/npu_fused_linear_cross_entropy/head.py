@@ -10,9 +10,9 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
+from npu_tiling import collectives
 from npu_tiling.calls import Empty, contiguous_strides
 from npu_tiling.plans import Plan
-from npu_tiling.pytorch import collectives
 from torch import Tensor
 
 from . import matmul, tokens

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from npu_tiling.pytorch import arguments
-from npu_tiling.pytorch.sharding import is_distributed
-from npu_tiling.pytorch.tensors import is_autocast, statistics_dtype
+from npu_tiling import arguments
+from npu_tiling.dtensor import is_distributed
+from npu_tiling.tensors import is_autocast, statistics_dtype
 from torch import Tensor
 from torch.distributed import ProcessGroup
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from npu_tiling.pytorch.collectives import group_named
+from npu_tiling.collectives import group_named
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 

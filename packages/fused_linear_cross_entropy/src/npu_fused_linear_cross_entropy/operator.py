@@ -17,10 +17,9 @@ from operator import is_, itemgetter
 from typing import Any, get_type_hints
 
 import torch
+from npu_tiling.dispatch import Function, OperatorLibrary, apply, can_bypass_dispatcher, is_asked, needs_gradient
 from npu_tiling.operators import Operator
 from npu_tiling.plans import Plan
-from npu_tiling.pytorch.autograd import Function, apply, can_bypass_dispatcher, is_asked, needs_gradient
-from npu_tiling.pytorch.library import OperatorLibrary
 from torch import Tensor
 
 from . import call as calls

@@ -8,8 +8,8 @@ import typing
 from typing import Any, NamedTuple
 
 import torch
-from npu_tiling.pytorch import arguments
-from npu_tiling.pytorch.patching import (
+from npu_tiling import arguments
+from npu_tiling.models import (
     Derived,
     Patch,
     Replacement,

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from npu_tiling.pytorch.sharding import Shards, is_distributed, is_replicated, shard, summed
+from npu_tiling.dtensor import Shards, is_distributed, is_replicated, shard, summed
 from torch import Tensor
 
 from .call import Forward, LinearCrossEntropyOutput, Options, replaced

@@ -25,12 +25,10 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from npu_tiling import ALL_TILES, Block, Device, Tile, Way, first_fit, footprint, persistent_grid
-from npu_tiling.budget.arithmetic import FP32, power_of_two
+from npu_tiling.budget import FP32, here, power_of_two, row_options
 from npu_tiling.calls import ALIGNMENT
-from npu_tiling.chips.detection import dry_runs
-from npu_tiling.launching.cuda import row_options
-from npu_tiling.launching.launcher import descriptor_type
-from npu_tiling.places import here
+from npu_tiling.chips import dry_runs
+from npu_tiling.launch import descriptor_type
 from npu_tiling.plans import Plan
 
 ROWS = 2  # of a tile of a part of a row on Ascend: fewer would not keep row reductions in the vector unit

@@ -11,7 +11,7 @@ from npu_bench import Stage, UnavailableError
 from npu_rms_norm.call import Forward
 from npu_rms_norm.operator import FORWARD
 from npu_tiling import device_for
-from npu_tiling.pytorch.tensors import allocate
+from npu_tiling.tensors import allocate
 from torch import Tensor
 
 from .formulas import EPS

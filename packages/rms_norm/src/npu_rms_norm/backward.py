@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 from npu_tiling.calls import Empty
-from npu_tiling.device.partials import sum_partials_kernel
-from npu_tiling.launching.partials import choose_sum
+from npu_tiling.partials import add_partials
 from npu_tiling.plans import Plan, Slot
 
 from .ascend import kernels as ascend
@@ -49,19 +48,6 @@ def backward_(p: Plan, call: Backward) -> tuple[Slot | None, ...]:
     """dweight and dbias; dx is written to dy."""
     into: Any = call.dy  # a plan's record has slots in place of tensors
     return backward(p, call, into)[2:]
-
-
-def add_partials(p: Plan, decision: str, partials: Any, total: Slot) -> None:
-    """Adds a launch that sums `partials`, fp32 [n, total.numel()], over n into `total`, in a fixed order."""
-    tiling = p.choose(decision, choose_sum(total.numel(), p.chip))
-    p.launch(
-        sum_partials_kernel,
-        decision,
-        tiling.grid,
-        reads={"p_partials": partials},
-        writes={"p_total": total},
-        sizes={"n_partials": partials.shape[0]},
-    )
 
 
 def _tensors(call: Backward, dx: Slot | None) -> dict[str, Any]:

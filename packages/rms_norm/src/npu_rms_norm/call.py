@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 from npu_tiling.calls import Empty
-from npu_tiling.pytorch.tensors import statistics_dtype
+from npu_tiling.tensors import statistics_dtype
 from torch import Tensor
 
 # Casting modes: what is rounded on the way, and to which dtype. reference.py and `Rounding` (shape.py) read this table, and

@@ -18,8 +18,7 @@ WEIGHTED is what a bias or a gate meets. Blocks are fp32: [rows, columns] or, of
 [rows]. Without a weight or a bias, None takes the place of its pointer and of its block.
 """
 
-from npu_tiling.device.language import tl, triton
-from npu_tiling.device.rounding import ASCEND, logistic, round_to, widen
+from npu_tiling.device import ASCEND, logistic, round_to, tl, triton, widen
 
 TO_WHOLE = tl.constexpr(1.5 * 2.0**23)  # added and subtracted again: rounds fp32 to the nearest whole number, half to even
 MIN_AMAX = tl.constexpr(1e-30)  # counts as the largest element of a row of zeros

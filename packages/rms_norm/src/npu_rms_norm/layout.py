@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 from npu_tiling import Device
-from npu_tiling.budget.arithmetic import FP32
+from npu_tiling.budget import FP32
 from npu_tiling.calls import contiguous_strides
 from npu_tiling.plans import Slot
-from npu_tiling.pytorch.rows import RowLayout, layout_of
+from npu_tiling.rows import RowLayout, layout_of
 
 from .ascend import tiling as ascend
 from .ascend.tiling import AscendTiling

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from npu_tiling.pytorch import arguments
+from npu_tiling import arguments
 from torch import Tensor, nn
 
 from .api import AddedRMSNorm, add_rms_norm, gated_rms_norm, rms_norm

@@ -12,10 +12,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from npu_tiling.operators import Operator
-from npu_tiling.plans import Plan
-from npu_tiling.pytorch.autograd import (
+from npu_tiling.dispatch import (
     Function,
+    OperatorLibrary,
     apply,
     forward_mode,
     is_batched,
@@ -23,8 +22,9 @@ from npu_tiling.pytorch.autograd import (
     needs_gradient,
     outer_levels,
 )
-from npu_tiling.pytorch.library import OperatorLibrary
-from npu_tiling.pytorch.rows import may_overlap
+from npu_tiling.operators import Operator
+from npu_tiling.plans import Plan
+from npu_tiling.rows import may_overlap
 from torch import Tensor
 
 from . import reference

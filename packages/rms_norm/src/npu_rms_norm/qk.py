@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 from npu_tiling.calls import Empty, contiguous_strides
+from npu_tiling.partials import add_partials
 from npu_tiling.plans import Plan, Slot
-from npu_tiling.pytorch.rows import layout_of
+from npu_tiling.rows import layout_of
 from torch import Tensor
 
-from .backward import add_partials, backward
+from .backward import backward
 from .call import QK, Backward, Forward, QKBackward
 from .cuda import tiling as cuda
 from .cuda.kernels import qk_backward_kernel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from npu_tiling.budget.arithmetic import INT32_END
+from npu_tiling.budget import INT32_END
 
 from .call import To, casting
 

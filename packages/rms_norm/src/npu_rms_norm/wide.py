@@ -13,9 +13,8 @@ tensor is read in place. ORDER says which rows a program takes:
     "heads"    a group is a head with parameters of its own: a program takes rows of one head
 """
 
-from npu_tiling.device.language import tl, triton
-from npu_tiling.device.partials import store_partial
-from npu_tiling.device.rounding import gradient_of_rows, round_to
+from npu_tiling.device import gradient_of_rows, round_to, tl, triton
+from npu_tiling.partials import store_partial
 
 from .formula import (
     activate,

@@ -2,16 +2,11 @@
 
 from typing import Any
 
-from .budget.grid import ALL_TILES, persistent_grid
-from .budget.tiles import Block, Tile, Way, first_fit, fit, footprint
-from .chips.detection import SOC_VARIABLE, device_for, soc, use_device
-from .chips.devices import GPUS, SOCS, Device
+from .budget import ALL_TILES, Block, Tile, Way, first_fit, fit, footprint, persistent_grid
+from .chips import GPUS, SOC_VARIABLE, SOCS, Device, device_for, soc, use_device
 from .errors import GPUResourcesError, MissingTritonError, TileTooLargeError, UnifiedBufferError, UnknownDeviceError
-from .launching.fallback import is_out_of_resources, is_ub_overflow
-from .launching.kernels import Kernels, import_kernels
-from .launching.launcher import Launcher
-from .launching.spec import LaunchSpec
-from .pytorch.rows import RowLayout, row_layout
+from .launch import Kernels, Launcher, LaunchSpec, import_kernels, is_out_of_resources, is_ub_overflow
+from .rows import RowLayout, row_layout
 
 __all__ = [
     "ALL_TILES",

@@ -1,7 +1,7 @@
-"""`python -m npu_tiling`: see `npu_tiling.installation.doctor`."""
+"""`python -m npu_tiling`: see `npu_tiling.doctor`."""
 
 import sys
 
-from .installation.doctor import command_line
+from .doctor import command_line
 
 sys.exit(command_line())

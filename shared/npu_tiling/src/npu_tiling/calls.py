@@ -18,8 +18,8 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, get_type_hints
 import torch
 from torch import Tensor
 
-from .chips.detection import device_for, dry_runs
-from .pytorch.autograd import PLAIN
+from .chips import device_for, dry_runs
+from .dispatch import PLAIN
 
 Size: TypeAlias = Annotated[int, "a compiler may keep it as a symbol: a number of rows, or the place of one"]
 

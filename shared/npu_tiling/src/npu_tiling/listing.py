@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from .chips.detection import dry_device
-from .chips.devices import Device
-
-if TYPE_CHECKING:
-    from .plans import Launch, Plan
+from .chips import Device, dry_device
 
 
 class PlannedCall(NamedTuple):
@@ -23,16 +19,17 @@ class PlannedCall(NamedTuple):
 
     Attributes:
         direction: "forward" or "backward": whether autograd's engine asked for it.
-        plan: what it does.
+        plan: what it does, a `Plan` of plans.py.
         again: plans it again, with these `Plan.replaced`.
     """
 
     direction: str
-    plan: Plan
-    again: Callable[[Mapping[Any, Any]], Plan]
+    plan: Any
+    again: Callable[[Mapping[Any, Any]], Any]
 
     @property
-    def launches(self) -> list[Launch]:
+    def launches(self) -> Any:
+        """The plan's steps that are launches."""
         return self.plan.launches
 
 
@@ -40,7 +37,7 @@ active: list[PlannedCall] | None = None
 """Where plans are listed now; None: nowhere."""
 
 
-def add(plan: Plan, again: Callable[[Mapping[Any, Any]], Plan]) -> None:
+def add(plan: Any, again: Callable[[Mapping[Any, Any]], Any]) -> None:
     """List a plan, if plans are listed."""
     if active is not None:
         active.append(PlannedCall("backward" if is_backward() else "forward", plan, again))

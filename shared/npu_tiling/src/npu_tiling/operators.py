@@ -10,14 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import launch as fallback
 from . import listing
 from .calls import Signature, are_aligned, device_of, flat
-from .chips.detection import device_for, is_overridden
-from .chips.devices import Device
-from .launching import fallback
+from .chips import Device, device_for, is_overridden
+from .dispatch import OperatorLibrary, is_unobserved, needs_gradient
 from .plans import Plan, Torch, compile_plan, is_direct, run_plan
-from .pytorch.autograd import is_unobserved, needs_gradient
-from .pytorch.library import OperatorLibrary
 
 _MOST_KEYS = 1024
 _MOST_STEPS = 128  # of a plan that becomes a function: to write it costs more than steps of so long a plan

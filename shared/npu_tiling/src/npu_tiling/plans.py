@@ -20,16 +20,14 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from . import launch as fallback
 from . import listing
+from .budget import place_in
 from .calls import ALIGNMENT, Empty, flat
-from .chips.detection import dry_runs
-from .launching import fallback
-from .launching.kernels import Kernels, kernels_of
-from .launching.launcher import current_device
-from .launching.spec import LaunchSpec
-from .places import place_in
-from .pytorch.rows import is_contiguous
-from .pytorch.tensors import Neighbours
+from .chips import dry_runs
+from .launch import Kernels, LaunchSpec, current_device, kernels_of
+from .rows import is_contiguous
+from .tensors import Neighbours
 
 
 @dataclass(frozen=True, slots=True)

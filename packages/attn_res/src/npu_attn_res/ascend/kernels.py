@@ -6,8 +6,7 @@ so that its statistics are the last row; the kernel processes it first. Statisti
 [tokens, sources]: the backward of one row a tile loads those of a token at once.
 """
 
-from npu_tiling.device.language import tl, triton
-from npu_tiling.device.rounding import widen
+from npu_tiling.device import tl, triton, widen
 
 from ..formula import (
     ALIGNMENT,

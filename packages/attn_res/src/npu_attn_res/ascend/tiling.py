@@ -10,8 +10,7 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from npu_tiling import Block, Device, Tile, TileTooLargeError, UnifiedBufferError, fit, footprint
-from npu_tiling.budget.arithmetic import FP32, INT32_END, equal_blocks, round_up
-from npu_tiling.places import here
+from npu_tiling.budget import FP32, INT32_END, equal_blocks, here, round_up
 
 from ..shape import KERNEL_OF_TASK, Kernel, Shape, Task, Tiling
 

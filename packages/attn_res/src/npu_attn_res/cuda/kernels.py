@@ -12,8 +12,7 @@ Sources are reached by a stride, through a table, or through arguments.
 
 import os
 
-from npu_tiling.device.exchange import collect, publish
-from npu_tiling.device.language import tl, triton
+from npu_tiling.device import collect, publish, tl, triton
 
 from ..formula import (
     ALIGNMENT,

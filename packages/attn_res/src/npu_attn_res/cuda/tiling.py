@@ -16,9 +16,7 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from npu_tiling import ALL_TILES, Device
-from npu_tiling.budget.arithmetic import power_of_two
-from npu_tiling.launching.cuda import WARP, equal_chunks, register_cap, row_options
-from npu_tiling.places import here
+from npu_tiling.budget import WARP, equal_chunks, here, power_of_two, register_cap, row_options
 
 from ..shape import KERNEL_OF_TASK, LAYER_CONSTANTS, Kernel, Shape, Task, Tiling
 

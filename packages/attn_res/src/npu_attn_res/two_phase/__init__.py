@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from npu_tiling.pytorch.sharding import is_distributed
+from npu_tiling.dtensor import is_distributed
 from torch import Tensor
 
 from .. import sharding

@@ -11,8 +11,7 @@ dp = a dh + ds r (g - s r p / D)                   dg = sum over tokens of ds r 
 s - lse is exact where it counts: were log(exp(lse) + exp(s)) kept instead, w + a would be off by its rounding.
 """
 
-from npu_tiling.device.language import tl, triton
-from npu_tiling.device.rounding import widen
+from npu_tiling.device import tl, triton, widen
 
 from ..formula import (
     add_source,

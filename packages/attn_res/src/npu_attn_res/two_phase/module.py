@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from npu_tiling.pytorch import arguments
+from npu_tiling import arguments
 from torch import Tensor, nn
 
 from ..checks import check_eps, check_rows_like

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from npu_tiling.dispatch import Function, apply
 from npu_tiling.operators import Operator
 from npu_tiling.plans import Plan
-from npu_tiling.pytorch.autograd import Function, apply
 
 from ..operator import LIBRARY, split_gradient
 from ..records import DWEIGHTS

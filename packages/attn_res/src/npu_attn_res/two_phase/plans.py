@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from npu_tiling.calls import Empty
 from npu_tiling.plans import Plan
-from npu_tiling.pytorch.tensors import without_autocast
+from npu_tiling.tensors import without_autocast
 from torch import Tensor
 
 from .. import columns

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from npu_tiling.calls import Empty
-from npu_tiling.pytorch.tensors import statistics_dtype, without_autocast
+from npu_tiling.tensors import statistics_dtype, without_autocast
 from torch import Tensor
 
 from .. import reference

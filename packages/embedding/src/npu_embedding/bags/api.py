@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from npu_tiling import arguments
 from npu_tiling.calls import Empty
+from npu_tiling.dispatch import Function, apply
+from npu_tiling.dtensor import is_distributed
 from npu_tiling.operators import Operator
 from npu_tiling.plans import Plan, Slot
-from npu_tiling.pytorch import arguments
-from npu_tiling.pytorch.autograd import Function, apply
-from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor, nn
 
 from .. import reference

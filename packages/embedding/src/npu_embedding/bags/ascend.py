@@ -8,9 +8,8 @@ the table at hand does not have every id is taken bag by bag: see cuda.py.
 from typing import Any
 
 from npu_tiling import Tile
-from npu_tiling.budget.arithmetic import FP32
-from npu_tiling.device.language import tl, triton
-from npu_tiling.places import here
+from npu_tiling.budget import FP32, here
+from npu_tiling.device import tl, triton
 
 from ..formula import block_columns
 from ..rows import RowKernel, RowLaunch, RowShape, fills_units, largest_tile, tile_rows

@@ -17,9 +17,8 @@ here with their tables of blocks; those of Ascend (ascend.py) fall back on the s
 
 from math import ceil
 
-from npu_tiling.budget.arithmetic import power_of_two
-from npu_tiling.device.language import tl, triton
-from npu_tiling.places import here
+from npu_tiling.budget import here, power_of_two
+from npu_tiling.device import tl, triton
 
 from ..lookup.cuda import COPIES
 from ..rows import Launch, RowShape

@@ -23,10 +23,9 @@ from math import ceil
 from typing import Any
 
 from npu_tiling import Device, Tile, footprint
-from npu_tiling.budget.arithmetic import FP32
+from npu_tiling.budget import FP32, here
 from npu_tiling.calls import Empty
-from npu_tiling.device.language import tl, triton
-from npu_tiling.places import here
+from npu_tiling.device import tl, triton
 from npu_tiling.plans import Plan, Slot
 
 from ..formula import block_columns, dy_offset

@@ -22,9 +22,9 @@ its own, from which nothing was read before it was written.
 from math import ceil, inf
 
 from npu_tiling import Device
+from npu_tiling.budget import here
 from npu_tiling.calls import Empty
-from npu_tiling.device.language import tl, triton
-from npu_tiling.places import here
+from npu_tiling.device import tl, triton
 from npu_tiling.plans import Plan, Slot
 
 from ..rows import INT32, INT64, Gradient, Launch, Rule, Way

@@ -20,10 +20,9 @@ zeros in rows that get no gradient. Rows of dy are loaded a tile at a time, in t
 import dataclasses
 from math import ceil
 
-from npu_tiling.budget.arithmetic import FP32, power_of_two
+from npu_tiling.budget import FP32, here, power_of_two
 from npu_tiling.calls import Empty
-from npu_tiling.device.language import tl, triton
-from npu_tiling.places import here
+from npu_tiling.device import tl, triton
 from npu_tiling.plans import Plan, Slot
 
 from ..formula import column_block, dy_offset, load_row, store_row

@@ -12,10 +12,9 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from npu_tiling import Device
-from npu_tiling.budget.arithmetic import INT32_END
+from npu_tiling.budget import INT32_END, here
 from npu_tiling.calls import Empty
-from npu_tiling.device.language import tl, triton
-from npu_tiling.places import here
+from npu_tiling.device import tl, triton
 from npu_tiling.plans import Plan, Slot
 
 from ..call import NO_ROW

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from npu_tiling import Device
 from npu_tiling.calls import Empty
+from npu_tiling.dispatch import Function, OperatorLibrary, apply
 from npu_tiling.operators import Operator
 from npu_tiling.plans import Plan, Slot
-from npu_tiling.pytorch.autograd import Function, apply
-from npu_tiling.pytorch.library import OperatorLibrary
-from npu_tiling.pytorch.rows import layout_of
+from npu_tiling.rows import layout_of
 from torch import Tensor
 
 from .. import reference

@@ -10,9 +10,8 @@ the lowest. A quotient in fp32 is off by one at most: what is left for the next 
 from math import ceil
 
 from npu_tiling import Block, Tile, persistent_grid
-from npu_tiling.budget.arithmetic import FP32
-from npu_tiling.device.language import tl, triton
-from npu_tiling.places import here
+from npu_tiling.budget import FP32, here
+from npu_tiling.device import tl, triton
 
 from ..formula import block_columns
 from ..rows import TILE_BYTES, Launch, RowKernel, RowLaunch, RowShape, fills_units, largest_tile

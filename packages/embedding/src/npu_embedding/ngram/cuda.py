@@ -7,7 +7,7 @@ Products and remainders are those of 64-bit integers.
 
 from math import ceil
 
-from npu_tiling.device.language import tl, triton
+from npu_tiling.device import tl, triton
 
 from ..formula import column_block
 from ..lookup.cuda import gather_launch

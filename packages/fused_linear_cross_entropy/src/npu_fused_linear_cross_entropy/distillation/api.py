@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from npu_tiling.pytorch import arguments
-from npu_tiling.pytorch.tensors import is_autocast, statistics_dtype
+from npu_tiling import arguments
+from npu_tiling.tensors import is_autocast, statistics_dtype
 from torch import Tensor
 from torch.distributed import ProcessGroup
 

@@ -24,10 +24,10 @@ from math import floor, log2
 from typing import Any, NamedTuple
 
 import torch
+from npu_tiling import collectives
 from npu_tiling.calls import Empty
 from npu_tiling.plans import Plan
-from npu_tiling.pytorch import collectives
-from npu_tiling.pytorch.tensors import statistics_dtype
+from npu_tiling.tensors import statistics_dtype
 from torch import Tensor
 
 from .. import matmul

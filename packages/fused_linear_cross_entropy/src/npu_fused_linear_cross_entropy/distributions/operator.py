@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from npu_tiling.dispatch import Function, apply, needs_gradient
 from npu_tiling.operators import Operator
-from npu_tiling.pytorch.autograd import Function, apply, needs_gradient
 from torch import Tensor
 
 from .. import call as calls

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from npu_tiling import arguments, collectives
 from npu_tiling.calls import Empty
+from npu_tiling.dtensor import is_distributed
 from npu_tiling.plans import Plan
-from npu_tiling.pytorch import arguments, collectives
-from npu_tiling.pytorch.sharding import is_distributed
 from torch import Tensor
 
 from ..call import LinearCrossEntropyOutput, Needs, Options, ProbabilityTargetGradients, ProbabilityTargets, whole_shape

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from npu_tiling.hooks import Hook
+from npu_tiling.models import Hook
 from torch import Tensor
 
 from ..api import fused_linear_cross_entropy

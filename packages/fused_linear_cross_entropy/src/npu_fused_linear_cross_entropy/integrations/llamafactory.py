@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from npu_tiling.hooks import Hook
+from npu_tiling.models import Hook
 
 from ..patching import patch
 

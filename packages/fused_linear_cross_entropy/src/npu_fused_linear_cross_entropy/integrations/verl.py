@@ -10,7 +10,7 @@ Replaced are `FusedLinearForPPO` (`use_fused_kernels`, backends "torch" and "lig
 from __future__ import annotations
 
 import torch
-from npu_tiling.hooks import Hook
+from npu_tiling.models import Hook
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 

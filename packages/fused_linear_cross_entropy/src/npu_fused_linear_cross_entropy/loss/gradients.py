@@ -14,7 +14,7 @@ from typing import Any
 
 from npu_tiling import Device, persistent_grid
 from npu_tiling.calls import Empty
-from npu_tiling.device.language import tl, triton
+from npu_tiling.device import tl, triton
 from npu_tiling.plans import Plan
 
 from ..call import INT32

@@ -14,8 +14,8 @@ from math import ceil
 from typing import Any
 
 from npu_tiling import Device, persistent_grid
-from npu_tiling.budget.arithmetic import power_of_two
-from npu_tiling.device.language import tl, triton
+from npu_tiling.budget import power_of_two
+from npu_tiling.device import tl, triton
 from npu_tiling.plans import Plan
 
 from ..call import Options

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from npu_tiling.calls import Empty
-from npu_tiling.device.language import tl, triton
-from npu_tiling.launching.launcher import descriptor_type
+from npu_tiling.device import tl, triton
+from npu_tiling.launch import descriptor_type
 from npu_tiling.plans import Plan
 
 from ..call import FP32, Options

@@ -25,9 +25,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from npu_tiling import collectives
 from npu_tiling.calls import Empty
 from npu_tiling.plans import Plan
-from npu_tiling.pytorch import collectives
 from torch import Tensor
 
 from ..call import (

@@ -17,14 +17,12 @@ from enum import Enum
 from math import ceil
 from typing import Any, NamedTuple
 
-from npu_tiling import Block, Device, Tile, fit, footprint, persistent_grid
-from npu_tiling.budget.arithmetic import FP32 as FP32_BYTES
-from npu_tiling.budget.arithmetic import power_of_two
+from npu_tiling import Block, Device, Tile, collectives, fit, footprint, persistent_grid
+from npu_tiling.budget import FP32 as FP32_BYTES
+from npu_tiling.budget import here, power_of_two
 from npu_tiling.calls import Empty
-from npu_tiling.device.language import tl, triton
-from npu_tiling.places import here
+from npu_tiling.device import tl, triton
 from npu_tiling.plans import Plan
-from npu_tiling.pytorch import collectives
 
 from ..call import COEFFICIENTS, FP32, INT32, INT64, Options, Results
 from ..formula import merge_statistics, merge_totals, row_coefficients

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from npu_tiling.device.language import tl, triton
+from npu_tiling.device import tl, triton
 from npu_tiling.plans import Plan
 
 from ..call import Options

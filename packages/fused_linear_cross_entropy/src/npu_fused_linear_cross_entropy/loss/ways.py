@@ -11,9 +11,9 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
+from npu_tiling import collectives
 from npu_tiling.calls import Empty
 from npu_tiling.plans import Plan
-from npu_tiling.pytorch import collectives
 from torch import Tensor
 
 from .. import matmul

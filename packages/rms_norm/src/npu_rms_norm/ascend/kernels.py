@@ -11,9 +11,8 @@ SPLIT says which tiles a program takes:
     "heads"   a group is a head with parameters of its own: the same with the tiles and the programs of one head
 """
 
-from npu_tiling.device.language import tl, triton
-from npu_tiling.device.partials import store_partial
-from npu_tiling.device.rounding import gradient_of_rows, round_to
+from npu_tiling.device import gradient_of_rows, round_to, tl, triton
+from npu_tiling.partials import store_partial
 
 from ..formula import (
     activate,

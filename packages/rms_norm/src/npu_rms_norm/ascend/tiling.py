@@ -9,8 +9,7 @@ from math import ceil, gcd
 from typing import Any, NamedTuple
 
 from npu_tiling import Block, Device, Tile, Way, first_fit, footprint, persistent_grid
-from npu_tiling.budget.arithmetic import FP32, equal_blocks, round_up
-from npu_tiling.places import here
+from npu_tiling.budget import FP32, equal_blocks, here, round_up
 
 from ..shape import Shape
 

@@ -12,10 +12,8 @@ ORDER says how rows are numbered. Rows with consecutive numbers share a tile:
     "heads"    the same, head after head: a program takes tiles of one head
 """
 
-from npu_tiling.device.exchange import collect, publish
-from npu_tiling.device.language import tl, triton
-from npu_tiling.device.partials import store_partial
-from npu_tiling.device.rounding import gradient_of_rows, round_to
+from npu_tiling.device import collect, gradient_of_rows, publish, round_to, tl, triton
+from npu_tiling.partials import store_partial
 
 from ..formula import (
     MIN_AMAX,

@@ -13,9 +13,7 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from npu_tiling import ALL_TILES, Device, persistent_grid
-from npu_tiling.budget.arithmetic import power_of_two
-from npu_tiling.launching.cuda import CORE_REGISTERS, WARP, equal_chunks, register_cap, row_options
-from npu_tiling.places import here
+from npu_tiling.budget import CORE_REGISTERS, WARP, equal_chunks, here, power_of_two, register_cap, row_options
 
 from ..shape import MAX_COUNTED_ROWS, Shape
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from npu_tiling.hooks import Hook
+from npu_tiling.models import Hook
 from torch import Tensor
 
 from ..api import add_rms_norm, rms_norm

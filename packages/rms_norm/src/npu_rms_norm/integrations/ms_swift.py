@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from npu_tiling.hooks import Hook
+from npu_tiling.models import Hook
 from torch import Tensor
 
 from ..patching import GEMMA, LLAMA, Formula, normalise, patch

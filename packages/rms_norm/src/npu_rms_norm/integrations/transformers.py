@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from npu_tiling.installation.trainers import refused_kernels
+from npu_tiling.doctor import refused_kernels
 from torch import nn
 
 from . import layers

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import npu_tiling
-from npu_tiling.installation.doctor import torch_npu_problems
+from npu_tiling.doctor import torch_npu_problems
 
 from ..errors import OfflineError, ToolchainMissingError
 from ..execute.native import native_key, runtime_path

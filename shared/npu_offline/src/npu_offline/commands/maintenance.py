@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from npu_tiling.installation import doctor
-from npu_tiling.installation.triton import Problem
+from npu_tiling import doctor
+from npu_tiling.doctor import Problem
 
 from ..execute.c_compiler import missing_c_compiler
 from ..toolchain import cache

@@ -30,7 +30,7 @@ def memory_of(value: Any) -> torch.Tensor | tuple[torch.Tensor, ...]:
     import torch
 
     base = getattr(value, "base", value)  # `triton.reinterpret` wraps a tensor
-    if isinstance(base, (torch.Tensor, tuple)):  # `npu_tiling.pytorch.tensors.Neighbours` is a tuple
+    if isinstance(base, (torch.Tensor, tuple)):  # `npu_tiling.tensors.Neighbours` is a tuple
         return base
     address = value.data_ptr()
     for one in itertools.chain(getattr(value, "__dict__", {}).values(), gc.get_objects()):

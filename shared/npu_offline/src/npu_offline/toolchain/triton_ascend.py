@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 
-from npu_tiling.installation import triton as installation
+from npu_tiling import doctor as installation
 
 from ..errors import ToolchainMissingError
 

@@ -2,23 +2,67 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import functools
+import importlib.util
 import itertools
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import prod
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
-from ..calls import flat
-from ..chips.devices import Device
-from ..listing import PlannedCall, dry_run
-from ..plans import Launch, New, Plan, Slot, Torch
-from .sources import definition
+from .calls import flat
+from .chips import Device
+from .listing import PlannedCall, dry_run
+from .plans import Launch, New, Plan, Slot, Torch
+
+
+class Definition(NamedTuple):
+    """A kernel's definition.
+
+    Attributes:
+        place: its file and line.
+        summary: the first line of its docstring; empty where it has none.
+        parameters: their names, in order.
+    """
+
+    place: str
+    summary: str = ""
+    parameters: tuple[str, ...] = ()
+
+
+@functools.cache
+def definition(module: str, kernel: str) -> Definition:
+    """That of a kernel; its place is the module where there is no source."""
+    top, *names = module.split(".")
+    spec = importlib.util.find_spec(top) if top not in sys.modules else sys.modules[top].__spec__
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec is not None else []
+    for folder in folders:
+        for file in (folder.joinpath(*names).with_suffix(".py"), folder.joinpath(*names, "__init__.py")):
+            if file.is_file():
+                found = _functions(file).get(kernel)
+                place = f"{file.relative_to(folder.parent)}:{1 if found is None else found.lineno}"
+                return Definition(place) if found is None else Definition(place, *_said_of(found))
+    return Definition(module)
+
+
+def _said_of(function: ast.FunctionDef) -> tuple[str, tuple[str, ...]]:
+    summary = (ast.get_docstring(function) or "").partition("\n")[0]
+    return summary, tuple(argument.arg for argument in function.args.args)
+
+
+@functools.cache
+def _functions(file: Path) -> dict[str, ast.FunctionDef]:
+    return {node.name: node for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef)}
+
 
 _PARTIALS = "p_partials"  # the first parameter of every kernel that adds partial sums
 _BLOCK = re.compile(r"BLOCK|CHUNK|ROWS|STAGES|SHARE|^[GM]$")  # in the name of a size that the tiling chooses
@@ -433,7 +477,7 @@ def _with_fallbacks(call: PlannedCall, steps: list[Step]) -> list[Step]:
 
 
 def _replaced_by(launch: ExplainedLaunch, new: Sequence[Step]) -> ExplainedLaunch:
-    """The launch with what it is replaced by: its own kernel, changed the least, where that is new, else all new launches."""
+    """The launch with what it is replaced by: its own kernel, changed the least, or else all new launches."""
     before = launch.parameters
     launches = [step for step in new if isinstance(step, ExplainedLaunch)]
     same = [each for each in launches if each.defined_at == launch.defined_at]

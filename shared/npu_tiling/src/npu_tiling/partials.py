@@ -1,23 +1,64 @@
-"""The launch that adds partial sums, with the kernel of device/partials.py."""
+"""Partial sums: how kernels store them, and the kernel that adds them, with its tile."""
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
 from math import ceil
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
-from ..budget.arithmetic import FP32, power_of_two, round_up
-from ..budget.grid import ALL_TILES, persistent_grid
-from ..budget.tiles import Block, Tile, fit
-from ..chips.devices import Device
-from ..places import here
-from .kernels import Kernels, LaunchSpec
+from .budget import ALL_TILES, FP32, Block, Tile, fit, here, persistent_grid, power_of_two, round_up
+from .chips import Device
+from .device import tl, triton
+from .plans import Plan, Slot
 
-if TYPE_CHECKING:
-    from torch import Tensor
 
-KERNELS = Kernels(f"{__package__.rpartition('.')[0]}.device", "npu-tiling")
+@triton.jit
+def store_partial(p_partials, b_terms, i_partial, o_col, N: tl.constexpr, EXACT: tl.constexpr):
+    """Stores the sum over the rows of b_terms [rows, columns] as row i_partial of p_partials, fp32 [partials, N].
+
+    EXACT: every column of o_col is below N.
+    """
+    p_partial = p_partials + tl.cast(i_partial, tl.int64) * N + o_col
+    if EXACT:
+        tl.store(p_partial, tl.sum(b_terms, axis=0))
+    else:
+        tl.store(p_partial, tl.sum(b_terms, axis=0), mask=o_col < N)
+
+
+@triton.jit
+def sum_of_partials(p_partials, n_partials, o_col, N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """fp32 [BLOCK_N]: the sum over the rows of p_partials, fp32 [n_partials, N], at the columns o_col [BLOCK_N]."""
+    o_row = tl.arange(0, BLOCK_M)
+    b_sum = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for i_partial in tl.range(0, n_partials, BLOCK_M):
+        p_tile = p_partials + tl.cast(i_partial, tl.int64) * N + (o_row[:, None] * N + o_col[None, :])
+        m_tile = (o_row < n_partials - i_partial)[:, None]
+        if N % BLOCK_N != 0:
+            m_tile = m_tile & (o_col < N)[None, :]
+        b_sum += tl.load(p_tile, mask=m_tile, other=0.0)
+    return tl.sum(b_sum, axis=0)
+
+
+@triton.jit(do_not_specialize=["n_partials"])
+def sum_partials_kernel(
+    p_partials,  # fp32 [n_partials, N]
+    p_total,  # [N], of any float dtype
+    n_partials,
+    N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """total = the sum of the partial sums, rounded once to total's dtype. A program takes blocks of columns."""
+    # lint: allow short-transfer: the partial sums of all cores are a few KiB, of which every core adds some columns
+    for i_block in tl.range(tl.program_id(0), tl.cdiv(N, BLOCK_N), tl.num_programs(0)):
+        o_col = i_block * BLOCK_N + tl.arange(0, BLOCK_N)
+        b_total = sum_of_partials(p_partials, n_partials, o_col, N, BLOCK_M, BLOCK_N).to(p_total.dtype.element_ty)
+        if N % BLOCK_N == 0:
+            tl.store(p_total + o_col, b_total)
+        else:
+            tl.store(p_total + o_col, b_total, mask=o_col < N)
+
 
 TRANSFER_BYTES = 12 * 1024  # of one tile on Ascend: the next tile is loaded while one is added
 MAX_ROWS = 64  # of a tile on Ascend; chips have up to 72 vector cores, and each stores one partial sum
@@ -84,14 +125,14 @@ def choose_sum(width: int, device: Device) -> SumTiling:
     return SumTiling(width=width, device=device, rows=tile_rows, columns=tile_columns, decided_at=here())
 
 
-def add_partials(partials: Tensor, total: Tensor, device: Device) -> None:
-    """Writes the sum of `partials`, fp32 [n, total.numel()], over n to `total`, of any float dtype."""
-    spec = sum_spec(total.numel(), device)
-    scalars = (partials.shape[0],)
-    KERNELS.launch("partials", "sum_partials_kernel", spec, spec.launch.grid, (partials, total), scalars)
-
-
-@functools.lru_cache(maxsize=4096)
-def sum_spec(width: int, device: Device) -> LaunchSpec:
-    """The launch for rows of `width` elements."""
-    return LaunchSpec.of(choose_sum(width, device), {})
+def add_partials(p: Plan, decision: str, partials: Any, total: Slot) -> None:
+    """Adds a launch that sums `partials`, fp32 [n, total.numel()], over n into `total`, in a fixed order."""
+    tiling = p.choose(decision, choose_sum(total.numel(), p.chip))
+    p.launch(
+        sum_partials_kernel,
+        decision,
+        tiling.grid,
+        reads={"p_partials": partials},
+        writes={"p_total": total},
+        sizes={"n_partials": partials.shape[0]},
+    )

@@ -1,9 +1,4 @@
-"""Giving modules of a model another class, with a report and a way back: the part of `patch` that all operators share.
-
-A module keeps its place in the model and all that it holds (parameters, buffers, hooks, flags): only its class, and so its
-forward, is another. That forward asks in every call whether what it computes can stand for the call (`stands_for`); where
-it cannot, it calls the forward of the class before, as that is now. Imports torch; `npu_tiling` itself does not.
-"""
+"""Models whose modules or functions are replaced, and put back. Imports torch; `npu_tiling` itself does not."""
 
 from __future__ import annotations
 
@@ -24,7 +19,49 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import _get_current_function_mode_stack
+from torch.utils import _pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+
+class Hook:
+    """Attributes of modules that are replaced together, and what they were before."""
+
+    def __init__(self) -> None:
+        self._originals: list[tuple[Any, str, Any]] = []
+
+    def replace(self, holder: Any, name: str, value: Any) -> None:
+        """Set an attribute of a module or class, once: a second call changes nothing."""
+        if any(place is holder and known == name for place, known, _ in self._originals):
+            return
+        self._originals.append((holder, name, getattr(holder, name)))
+        setattr(holder, name, value)
+
+    def replace_everywhere(self, package: str, name: str, original: Any, value: Any) -> None:
+        """The same in every loaded module of `package` that has `original` under that name."""
+        for module_name, module in list(sys.modules.items()):
+            of_package = module_name == package or module_name.startswith(f"{package}.")
+            if of_package and vars(module).get(name) is original:
+                self.replace(module, name, value)
+
+    def undo(self) -> None:
+        """Put back what was there."""
+        while self._originals:
+            holder, name, value = self._originals.pop()
+            setattr(holder, name, value)
+
+
+T = TypeVar("T", bound=tuple[object, ...])
+
+
+def exported(kind: type[T]) -> type[T]:
+    """Let `torch.export.save` write programs that return a named tuple of this kind; a decorator.
+
+    Who loads such a program imports the tuple's module first. An old PyTorch that cannot save named tuples stays as it is.
+    """
+    register = getattr(_pytree, "_register_namedtuple", None)
+    if register is not None:
+        register(kind, serialized_type_name=f"{kind.__module__}.{kind.__qualname__}")
+    return kind
 
 
 class Replacement(NamedTuple):

@@ -1,15 +1,54 @@
-"""Unified Buffer budgeting: from the tiles that a kernel keeps alive to the largest blocks that fit together."""
+"""What fits: tiles and programs for the memory and the cores of a chip, and the places of the rules that decide it."""
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
-from typing import Generic, TypeVar
+from math import ceil, prod
+from pathlib import Path
+from types import FrameType
+from typing import Generic, Literal, TypeVar
 
-from ..chips.devices import Device
-from ..errors import GPUResourcesError, TileTooLargeError, UnifiedBufferError
+from .chips import Device
+from .errors import GPUResourcesError, TileTooLargeError, UnifiedBufferError
+
+FP32 = 4  # bytes of one number
+INT32_END = 2**31  # one past the largest: offsets inside a tile are 32-bit
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def round_up(n: int, unit: int) -> int:
+    """The smallest multiple of `unit` that is at least n."""
+    return -(-n // unit) * unit
+
+
+def equal_blocks(length: int, largest: int, unit: int) -> int:
+    """The size of the fewest blocks of at most `largest` that cover `length`, so that the last one is not a short one."""
+    return round_up(-(-length // -(-length // largest)), unit)
+
+
+ALL_TILES = 2**16
+"""`per_core` of a grid that is not persistent: one program for every tile."""
+
+
+def persistent_grid(tiles: int, device: Device, *, cores: Literal["vector", "cube"] = "vector", per_core: int = 1) -> int:
+    """Number of programs of a persistent 1-D grid: one per core, or one per tile where there are fewer tiles.
+
+    Args:
+        tiles: how many tiles the launch has; each program strides over them.
+        device: the chip that the launch is for.
+        cores: the kind that runs it: "cube" for kernels with a matrix product, else "vector".
+        per_core: programs resident on one core at once; more than 1 hides latency on CUDA and is of no use on Ascend.
+    """
+    available = device.vector_cores if cores == "vector" else device.cube_cores
+    return max(1, min(tiles, available * per_core, device.max_grid))
+
 
 ChoiceT = TypeVar("ChoiceT")
 
@@ -134,3 +173,63 @@ def first_fit(ways: Iterable[Way[ChoiceT]], device: Device) -> tuple[ChoiceT, di
         except TileTooLargeError as refused:
             error = refused
     raise error
+
+
+WARP = 32  # threads
+CORE_WARPS = 64  # resident on one core (streaming multiprocessor) at most
+CORE_REGISTERS = 65536  # 32-bit registers of one core
+MAX_REGISTERS = 255  # of one thread
+_REGISTER_UNIT = 8  # a thread's registers are allocated in multiples of this
+_HALVINGS = 3  # of the padded row, to find chunks
+
+
+def row_options(columns: int, warps: int) -> dict[str, int]:
+    """Options for a kernel whose tiles have `columns` columns, a power of two, and which sums products along them.
+
+    Where each thread has one element of a row, Triton sums a row by exchanges between threads alone, and fuses a thread's
+    own product with the first addition: threads round differently, each has another sum of the row, and all store it.
+    """
+    fused = columns > WARP
+    return {"num_warps": warps} if fused else {"num_warps": warps, "enable_fp_fusion": False}
+
+
+def register_cap(warps: int, per_core: int) -> int:
+    """The most registers a thread may have (`maxnreg`) so that `per_core` programs of `warps` warps are resident on a core.
+
+    At least one thread's share of a core that is full of warps: a core holds no more programs than its 64 warps make.
+    """
+    resident = min(per_core, CORE_WARPS // warps)
+    return min(MAX_REGISTERS, CORE_REGISTERS // (resident * warps * WARP) // _REGISTER_UNIT * _REGISTER_UNIT)
+
+
+def equal_chunks(width: int, *, least: int) -> tuple[int, int]:
+    """Columns of the equal chunks that a row is split in, and their number: least padding first, then the fewest chunks.
+
+    There are at most eight.
+
+    Args:
+        width: columns of the row.
+        least: columns of the smallest chunk. Chunks are powers of two.
+    """
+    padded_row = power_of_two(width)
+    sizes = [padded_row >> halvings for halvings in range(_HALVINGS + 1)]
+    sizes = [size for size in sizes if size >= least] or [padded_row]
+    padded, _, chunk = min((ceil(width / size) * size, -size, size) for size in sizes)
+    return chunk, padded // chunk
+
+
+def place_of(frame: FrameType) -> str:
+    """File and line of a frame, the file from its package's folder on: "npu_rms_norm/cuda/tiling.py:71"."""
+    return place_in(frame.f_code.co_filename, frame.f_globals.get("__name__", ""), frame.f_lineno)
+
+
+def place_in(file: str, module: str, line: int) -> str:
+    """The same of a line of a module's file."""
+    path = Path(file)
+    folders = module.count(".") + (path.name == "__init__.py")
+    return f"{'/'.join(path.parts[-folders - 1 :])}:{line}"
+
+
+def here(depth: int = 1) -> str:
+    """The place of the caller, or of the caller's caller (2): a rule, or a row of a table, that decides a launch."""
+    return place_of(sys._getframe(depth))

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeGuard
 import torch
 from torch import Tensor
 
-from ..chips.detection import device_for
+from .chips import device_for
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..budget.arithmetic import INT32_END
+from .budget import INT32_END
 
 if TYPE_CHECKING:
     import torch

@@ -1,1 +1,0 @@
-"""What fits into the Unified Buffer, and how many programs a grid has."""

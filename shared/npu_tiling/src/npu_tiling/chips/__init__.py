@@ -1,1 +1,0 @@
-"""The chips: their sizes, and which one this process builds for."""

@@ -1,1 +1,0 @@
-"""Which Triton is installed, and how to mend an installation."""

@@ -1,1 +1,0 @@
-"""What ties operators to PyTorch: registration and autograd, DTensors, arguments, memory, patched models. Imports torch."""
