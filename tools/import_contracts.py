@@ -73,7 +73,7 @@ def _is_in(name: str, level: int, *folders: str) -> bool:
 
 
 def _layers(containers: list[str], order: Iterable[str]) -> dict[str, str | list[str]]:
-    """Modules import no higher layer, and of their own where a colon stands. Every module is in one; a layer may be empty."""
+    """Modules import no higher layer, and of their own where a colon stands. Every module is in one; one may be empty."""
     optional = [re.sub(r"\w+", r"(\g<0>)", layer) for layer in order]
     return {"type": "layers", "containers": containers, "layers": optional, "exhaustive": "True"}
 

@@ -372,7 +372,7 @@ def backward_kernel(
 
 # Rows that are too wide for one program: a group of SHARE programs holds each row. A program keeps its columns of x, dy and
 # dw in registers. The programs of a group exchange their parts of mean(g n) through memory. A program finishes a row after
-# it has read the next one, so it seldom has to wait for the parts. npu_tiling/device/exchange.py says why no program waits
+# it has read the next one, so it seldom has to wait for the parts. npu_tiling/device.py says why no program waits
 # for one that cannot start. The call has neither a gate nor a bias nor parameters for each head.
 
 
