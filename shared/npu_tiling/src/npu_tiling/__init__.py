@@ -1,11 +1,10 @@
 """Unified Buffer budgeting, core counts, grids and launches for Triton kernels on Huawei Ascend NPUs."""
 
-from typing import Any
-
 from .budget import ALL_TILES, Block, Tile, Way, first_fit, fit, footprint, persistent_grid
 from .chips import GPUS, SOC_VARIABLE, SOCS, Device, device_for, soc, use_device
 from .errors import GPUResourcesError, MissingTritonError, TileTooLargeError, UnifiedBufferError, UnknownDeviceError
 from .launch import Kernels, Launcher, LaunchSpec, import_kernels, is_out_of_resources, is_ub_overflow
+from .listing import dry_run, watch_launches
 from .rows import RowLayout, row_layout
 
 __all__ = [
@@ -40,12 +39,3 @@ __all__ = [
     "use_device",
     "watch_launches",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """`dry_run` and `watch_launches`, which import torch."""
-    if name not in ("dry_run", "watch_launches"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import listing
-
-    return getattr(listing, name)

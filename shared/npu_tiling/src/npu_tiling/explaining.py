@@ -592,7 +592,10 @@ def _repetitions(names: Sequence[str], length: int) -> int:
 
 
 def _described(slots: Iterable[Slot]) -> str:
-    return ", ".join(f"{short(slot.dtype)} {list(slot.shape)}" for slot in slots)
+    """Dtypes and shapes; equal ones that follow one another are counted."""
+    names = groupby(f"{short(slot.dtype)} {list(slot.shape)}" for slot in slots)
+    counted = [(name, sum(1 for _ in each)) for name, each in names]
+    return ", ".join(f"{count} x {name}" if count > 1 else name for name, count in counted)
 
 
 def short(dtype: torch.dtype) -> str:

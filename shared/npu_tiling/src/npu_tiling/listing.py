@@ -6,10 +6,9 @@ Autograd runs the backward of accelerator tensors on threads of its own: a list 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
-
-import torch
 
 from .chips import Device, dry_device
 
@@ -68,4 +67,5 @@ def watch_launches() -> Iterator[list[PlannedCall]]:
 
 def is_backward() -> bool:
     """Whether autograd's engine is running."""
-    return torch._C._current_graph_task_id() != -1
+    torch = sys.modules.get("torch")
+    return torch is not None and torch._C._current_graph_task_id() != -1

@@ -50,10 +50,10 @@ class Hook:
             setattr(holder, name, value)
 
 
-T = TypeVar("T", bound=tuple[object, ...])
+_T = TypeVar("_T", bound=tuple[object, ...])
 
 
-def exported(kind: type[T]) -> type[T]:
+def exported(kind: type[_T]) -> type[_T]:
     """Let `torch.export.save` write programs that return a named tuple of this kind; a decorator.
 
     Who loads such a program imports the tuple's module first. An old PyTorch that cannot save named tuples stays as it is.
