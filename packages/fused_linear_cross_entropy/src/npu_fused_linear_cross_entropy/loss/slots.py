@@ -115,7 +115,7 @@ def launch_shape(
     sizes: Mapping[str, Any],
     flags: Mapping[str, Any],
 ) -> None:
-    """Adds a launch over a chunk of that shape."""
-    name = function.__name__
+    """Adds a launch over a chunk of that shape. Later columns are a decision of their own: another kernel for a compiler."""
+    name = function.__name__ + " of later columns" * bool(flags.get("MERGE"))
     tiling = p.choose(name, chunk_launch(shape, p.chip), smaller, flags)
     p.launch(function, name, tiling.grid(sizes["n_rows"]), reads=reads, writes=writes, sizes=sizes)
