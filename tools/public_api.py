@@ -20,16 +20,6 @@ from .changelog import UNRELEASED
 from .workspace import ROOT, Package, read_packages
 
 FOLDER = Path("tests", "public_api")
-# Public too, and not imported by the package itself.
-MORE_MODULES = {
-    "npu_tiling": (
-        "npu_tiling.explaining",
-        "npu_tiling.dispatch",
-        "npu_tiling.dispatch",
-        "npu_tiling.models",
-        "npu_tiling.dtensor",
-    ),
-}
 REMOVED = "(removed)"
 
 
@@ -39,12 +29,6 @@ def describe(package: Package) -> list[str]:
     module = importlib.import_module(package.module)
     for name in sorted(module.__all__):
         lines += _describe(name, getattr(module, name))
-    for other in MORE_MODULES.get(package.module, ()):
-        module = importlib.import_module(other)
-        prefix = other.removeprefix(f"{package.module}.")
-        for name, value in sorted(vars(module).items()):
-            if not name.startswith("_") and getattr(value, "__module__", None) == other:
-                lines += _describe(f"{prefix}.{name}", value)
     return lines
 
 

@@ -14,28 +14,20 @@ def _lines(package: str) -> dict[str, str]:
     return {public_api.name_of(line).split(" ")[0]: line for line in lines if not line.endswith(public_api.REMOVED)}
 
 
-def _is_method(name: str) -> bool:
-    owner = name.rpartition(".")[0]
-    return bool(owner) and not owner.islower()
-
-
 def public_names(package: str) -> list[str]:
     """The full name of everything public but methods."""
-    return [f"{read_packages()[package].module}.{name}" for name in _lines(package) if not _is_method(name)]
+    return [f"{read_packages()[package].module}.{name}" for name in _lines(package) if "." not in name]
 
 
 def _kind(name: str, line: str) -> str:
-    """One of `KINDS`; the module, for a name that the package itself does not import."""
-    module, _, own = name.rpartition(".")
-    if module:
-        return f"`{module}`"
-    if own.endswith("Error"):
+    """One of `KINDS`."""
+    if name.endswith("Error"):
         return "Errors"
     if "(" not in line:
         return "Constants"
     if "is a tuple" in line:
         return "Results"
-    return "Functions" if own[0].islower() else "Classes"
+    return "Functions" if name[0].islower() else "Classes"
 
 
 def directives(package: str) -> str:
@@ -43,11 +35,11 @@ def directives(package: str) -> str:
     module, lines = read_packages()[package].module, _lines(package)
     found: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for name, line in lines.items():
-        if not _is_method(name):
+        if "." not in name:
             methods = [each.rpartition(".")[2] for each in lines if each.rpartition(".")[0] == name]
             # The docstring of a named tuple lists its fields.
             options = f"\n    options:\n      members: {methods or 'false'}" if "is a tuple" in line else ""
-            found.setdefault(_kind(name, line), []).append(f"::: {module}.{name}{options}")
+            found[_kind(name, line)].append(f"::: {module}.{name}{options}")
     for directives_of in (found["Functions"], found["Classes"]):  # a sort keeps the order of all others
         directives_of.sort(
             key=lambda directive: directive.rpartition(".")[2].lower() not in (package, package.replace("_", ""))
