@@ -22,6 +22,7 @@ from testing.operators import *  # noqa: F403
 from testing.operators import Case, Input, integers, only_at
 
 OPS = torch.ops.npu_fused_linear_cross_entropy
+OTHERS = {"scale_"}  # the backward runs it below autograd and the dispatcher
 MODULE = FusedLinearCrossEntropyLoss(reduction="sum", softcap=5.0)
 IGNORED = {"ignore_index": 0}
 LOSS = partial(fused_linear_cross_entropy, **IGNORED)
@@ -365,3 +366,11 @@ def test_the_counter_is_not_imported_with_the_package():
     known = "torch.ops.npu_fused_linear_cross_entropy.forward in flop_registry"
     code = f"import sys, npu_fused_linear_cross_entropy; assert not any(({found})); {counted}; assert {known}"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("factor", [1.0, -1.5])
+def test_gradients_are_scaled_in_place(npu_place, factor):
+    values = torch.randn(5, 300, device=npu_place.torch)
+    expected = values * factor
+    OPS.scale_(values, torch.tensor(factor, device=npu_place.torch))
+    assert torch.equal(values, expected)

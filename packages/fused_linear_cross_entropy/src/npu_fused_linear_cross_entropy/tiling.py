@@ -431,7 +431,7 @@ def is_possible(p: Plan, x: Any, weight: Any, weight_grad: Any) -> bool:
     What is added to `weight_grad` for targets is added to rows whose columns are adjacent.
     """
     on_cuda = p.chip is not None and p.chip.kind == "cuda" and (weight_grad is None or weight_grad.strides[1] == 1)
-    is_readable = on_cuda and p.is_aligned and all(map(_is_readable, (x, weight)))
+    is_readable = on_cuda and all(p.is_aligned(each) and _is_readable(each) for each in (x, weight))
     return is_readable and (bool(dry_runs) or descriptor_type() is not None)
 
 

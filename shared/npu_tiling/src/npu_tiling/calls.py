@@ -210,11 +210,13 @@ def _key(kinds: Mapping[str, Any]) -> Callable[..., tuple[Any, ...] | None]:
     """Makes the function `key` from text, a line for each field: a loop over the fields takes twice as long.
 
     A key has the device of the first tensor, then of each tensor shape, strides (True where it is contiguous), dtype and
-    device index, of a list whether it is aligned (`are_aligned`) too, and of each option value and type. Its last two
-    entries say whether all addresses are aligned, and whether all tensors are plain: PyTorch's dispatcher has nothing to do
-    for them. The function returns None where a tensor has no address, as inside a transform of torch.func.
+    device index, of a list whether it is aligned (`are_aligned`) too, and of each option value and type. Its last three
+    entries say which addresses are not aligned (0: all are), whether all are, and whether all tensors are plain: PyTorch's
+    dispatcher has nothing to do for them. The function returns None where a tensor has no address, as inside a transform
+    of torch.func.
     """
     first = next(field for field, kind in kinds.items() if kind is Tensor)
+    alone = [field for field, kind in kinds.items() if kind in (Tensor, Tensor | None)]  # in no list
     lines, entries, plain = ["bits = 0"], [f"{first}.device"], [f"not {first}.is_meta"]
     for field, kind in kinds.items():
         if kind == Sequence[bool]:
@@ -238,7 +240,9 @@ def _key(kinds: Mapping[str, Any]) -> Callable[..., tuple[Any, ...] | None]:
             lines.append(f"if {field} is not None: bits |= {field}.data_ptr()")
             entries.append(f"None if {field} is None else ({facts})")
             plain.append(f"({field} is None or {is_plain})")
-    lines.append(f"return ({', '.join([*entries, f'not bits % {ALIGNMENT}', ' and '.join(plain)])})")
+    off = "".join([f"{each} is not None and {each}.data_ptr() % {ALIGNMENT}, " for each in alone])
+    entries += [f"bits % {ALIGNMENT} and ({off})", f"not bits % {ALIGNMENT}", " and ".join(plain)]
+    lines.append(f"return ({', '.join(entries)})")
     text = "\n".join(
         [f"def key({', '.join(kinds)}):", " try:", *(f"  {line}" for line in lines), " except RuntimeError: pass"]
     )

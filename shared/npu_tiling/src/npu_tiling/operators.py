@@ -12,7 +12,7 @@ from torch import Tensor
 
 from . import launch as fallback
 from . import listing
-from .calls import Signature, are_aligned, device_of, flat
+from .calls import ALIGNMENT, Signature, are_aligned, device_of, flat
 from .chips import Device, device_for, is_overridden
 from .dispatch import OperatorLibrary, is_unobserved, needs_gradient
 from .plans import Plan, Torch, compile_plan, is_direct, run_plan
@@ -166,7 +166,7 @@ class Operator:
         return self._plan(call, self._key(*self.signature.arguments(call)), chip, tiles or {}, fallback.replaced)
 
     def _plan(self, call: Any, key: Any, chip: Device | None, tiles: Mapping[str, Any], replaced: Mapping[Any, Any]) -> Plan:
-        plan = Plan(chip, tiles, replaced, device_of(call), is_aligned=key is not None and key[-2])
+        plan = Plan(chip, tiles, replaced, device_of(call))
         slots: list[Any] = [*call]
         for i, each in enumerate(call[: self._n_tensors]):
             if isinstance(each, (list, tuple)):
@@ -174,6 +174,8 @@ class Operator:
                 plan.aligned_lists = plan.aligned_lists and are_aligned(each)
             else:
                 slots[i] = plan.argument(each)
+                if each is not None and (key is None or (key[-3] and each.data_ptr() % ALIGNMENT)):
+                    plan.unaligned.add(slots[i].number)
         plan.results = tuple(self._write(plan, type(call)(*slots)))
         return plan
 

@@ -186,7 +186,7 @@ class Plan:
     Attributes:
         chip: the chip that it is for; None: plain PyTorch computes, and there are no launches.
         device: of the call's tensors.
-        is_aligned: whether all of the call's tensors begin at addresses that kernels can read by descriptors.
+        unaligned: numbers of the call's tensors, in no list, whose addresses are no multiples of `calls.ALIGNMENT`.
         tiles: tilings by the name of their decision, which take the place of those that tables choose.
         replaced: from a decision's name and a refused tiling to the tiling that takes its place.
         arguments: slots of the call's tensors, those of lists one by one; None for None.
@@ -201,7 +201,7 @@ class Plan:
     tiles: Mapping[str, Any] = field(default_factory=dict)
     replaced: Mapping[Any, Any] = field(default_factory=lambda: fallback.replaced)
     device: torch.device = field(default_factory=lambda: torch.device("meta"))
-    is_aligned: bool = True
+    unaligned: set[int] = field(default_factory=set)
     arguments: list[Slot | None] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     results: tuple[Any, ...] = ()
@@ -218,6 +218,10 @@ class Plan:
             slot = Slot(number, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, number)
         self.arguments.append(slot)
         return slot
+
+    def is_aligned(self, slot: Slot) -> bool:
+        """Whether the memory of a slot begins at a multiple of `calls.ALIGNMENT`, as descriptors ask for."""
+        return slot.base not in self.unaligned
 
     def new(self, like: Empty | None) -> Any:
         """Allocate memory; None for None."""
