@@ -16,8 +16,8 @@ from pathlib import Path
 _LOOK = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from npu_tiling.installation import triton as installation
-problem = installation.triton_problem(ascend=True)
+from npu_tiling import doctor
+problem = doctor.triton_problem(ascend=True)
 print(problem.what if problem else "", *(problem.cure if problem else ()), sep="\\n")
 """
 _CORE = Path(__file__).parents[1] / "shared" / "npu_tiling" / "src"
@@ -25,7 +25,7 @@ _SECONDS = 1800  # triton-ascend is a wheel of 50 MB
 
 
 def mend(python: str | Path = sys.executable) -> str:
-    """Do what npu_tiling.installation says cures the environment of `python`; returns what was wrong, "" if nothing was.
+    """Do what npu_tiling.doctor says cures the environment of `python`; returns what was wrong, "" if nothing was.
 
     Raises:
         RuntimeError: something is wrong that no command cures, or a command failed.

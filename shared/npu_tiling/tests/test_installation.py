@@ -280,7 +280,7 @@ def test_doctor_refuses_a_package_that_is_not_there(capsys):
 
 @pytest.mark.slow
 def test_doctor_is_a_command_that_imports_neither_torch_nor_triton():
-    code = "import sys, npu_tiling.installation.doctor; sys.exit(bool({'torch', 'triton'} & set(sys.modules)))"
+    code = "import sys, npu_tiling.doctor; sys.exit(bool({'torch', 'triton'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     done = subprocess.run([sys.executable, "-m", "npu_tiling"], capture_output=True, text=True)
     assert f"({sys.executable})" in done.stdout

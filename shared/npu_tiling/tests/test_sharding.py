@@ -26,7 +26,7 @@ def mesh():
 @pytest.mark.slow
 def test_import_leaves_dtensors_alone():
     """Nobody pays a second for them who has none; where torch_npu is installed, `import torch` loads it, and it does."""
-    code = "import sys, torch, npu_tiling.pytorch.sharding; sys.exit('torch.distributed.tensor' in sys.modules)"
+    code = "import sys, torch, npu_tiling.dtensor; sys.exit('torch.distributed.tensor' in sys.modules)"
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
 
