@@ -75,7 +75,7 @@ def with_gradients(call, leaves):
     return [one.detach().cpu() for one in (*found, *torch.autograd.grad(found, leaves, upstream))]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.uncollected("nothing is launched on a CPU", lambda place: place == "cpu")
 @pytest.mark.parametrize("what", CALLS)
 def test_values_are_those_of_the_first_launch(device, what, monkeypatch):
