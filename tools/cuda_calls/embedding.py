@@ -41,10 +41,10 @@ def calls(device: torch.device) -> Calls:
         out = ngram_embedding(ids, table, *numbers, 0, 3, before, mode=mode)
         out.backward(torch.ones_like(out))
 
-    def bags(width: int, dtype: torch.dtype, ends: list[int] | None = None, **options: Any) -> None:
-        indices = torch.randint(0, 301, (120,), device=device)
+    def bags(width: int, dtype: torch.dtype, ends: list[int] | None = None, n: int = 120, **options: Any) -> None:
+        indices = torch.randint(0, 301, (n,), device=device)
         offsets = None if ends is None else torch.tensor(ends, device=device)
-        weights = leaf((120,), dtype, device) if options["mode"] == "sum" else None
+        weights = leaf((n,), dtype, device) if options["mode"] == "sum" else None
         if ends is None:
             indices, weights = indices.view(-1, 4), None if weights is None else weights.view(-1, 4)
         out = embedding_bag(indices, leaf((301, width), dtype, device), offsets, per_sample_weights=weights, **options)
@@ -73,6 +73,8 @@ def calls(device: torch.device) -> Calls:
     for width in (7, 1100):
         yield f"bf16 {width}, bags", call(bags, width, BF16, mode="mean", padding_idx=5)
         yield f"fp32 {width}, bags between offsets", call(bags, width, FP32, [0, 3, 3, 77], mode="sum")
+        for mode in ("sum", "mean"):
+            yield f"bf16 {width}, long bags, {mode}", call(bags, width, BF16, [0, 3, 3, 300], 333, mode=mode)
     yield "fp32 160, n-grams without history", call(ngrams, 160, FP32, "concat", False, 100)
     for mode in ("concat", "sum"):
         yield f"bf16 160, n-grams, own multipliers, {mode}", call(ngrams, 160, BF16, mode, own=True)

@@ -8,6 +8,7 @@ import ngrams
 import npu_tiling
 import torch
 from npu_embedding import embedding, embedding_bag
+from npu_embedding.bags import cuda as bags_cuda
 from npu_embedding.lookup import cuda_sort
 from npu_embedding.lookup.cuda_sort import GROUP, SEARCHED, Stage
 from npu_embedding.rows import Way
@@ -57,6 +58,12 @@ BAGS = {
     "bags between offsets": ({"mode": "sum", "padding_idx": 3}, [0, 7, 7, 30], True),
     "means between offsets": ({"mode": "mean"}, [0, 59], False),
 }
+# Options of bags in parts of 8 ids; whether they have weights.
+LONG_BAGS = {
+    "long bags": ({"mode": "sum", "padding_idx": 3, "include_last_offset": True}, True),
+    "means of long bags": ({"mode": "mean", "padding_idx": 3}, False),
+}
+LENGTHS = [0, 3, 8, 9, 0, 0, 16, 1, 17, 15, 7, 81, 0, 64, 65, 2, 33, 4, 5, 0]  # ids of a bag
 CASES["sorted"].indices = CASES["sorted"].indices.sort().values
 CASES["reverse"].indices = CASES["reverse"].indices.sort(descending=True).values.to(torch.int32)
 CASES["columns of dy, int32"].indices = CASES["columns of dy, int32"].indices.to(torch.int32)
@@ -120,11 +127,54 @@ def check_bags(options: dict, bags: int | list[int], weighted: bool) -> None:
         assert torch.allclose(out, exact, rtol=1e-6, equal_nan=True)
 
 
+def check_long_bags(options: dict, weighted: bool) -> None:
+    """Sums against those in fp64; a bag alone has the same bits; an id that is wrong is seen in its bag alone."""
+    lengths = torch.tensor(LENGTHS)
+    n, ends = sum(LENGTHS), lengths.cumsum(0)
+    offsets = torch.cat((ends.new_zeros(1), ends)) if "include_last_offset" in options else ends - lengths
+    indices, weight = torch.randint(0, 11, (n,)), torch.randn(11, 300)
+    samples = torch.randn(n) if weighted else None
+    with mock.patch.object(bags_cuda, "PART", 8), npu_tiling.use_device(GPU, emulated=True):
+        with npu_tiling.watch_launches() as calls:
+            out = embedding_bag(indices, weight, offsets, per_sample_weights=samples, **options)
+        assert [launch.kernel for call in calls for launch in call.launches] == ["sum_bags_kernel", "add_parts_kernel"]
+        wide = None if samples is None else samples.double()
+        exact = torch.nn.functional.embedding_bag(indices, weight.double(), offsets, per_sample_weights=wide, **options)
+        assert torch.allclose(out.double(), exact, rtol=1e-5, atol=1e-5)
+        for i, stop in enumerate(ends.tolist()):
+            own = slice(stop - LENGTHS[i], stop)
+            ids, weights = indices[own], None if samples is None else samples[own]
+            zero = torch.tensor([0, len(ids)] if "include_last_offset" in options else [0])
+            alone = embedding_bag(ids, weight, zero, per_sample_weights=weights, **options)
+            assert torch.equal(alone[0], out[i]), LENGTHS[i]
+            if LENGTHS[i] > 8:
+                same = embedding_bag(ids[None], weight, None, **without_ends(options), per_sample_weights=given(weights))
+                assert torch.equal(same[0], out[i]), LENGTHS[i]
+        wrong = indices.clone()
+        wrong[ends[11] - 1] = 11
+        found = embedding_bag(wrong, weight, offsets, per_sample_weights=samples, **options)
+        assert found[11].isnan().all() and torch.equal(found[:11], out[:11]) and torch.equal(found[12:], out[12:])
+        tables = embedding_bag(torch.zeros(2, 20, dtype=torch.int64), weight, mode="mean", table_offsets=[*range(10)] * 2)
+        assert torch.allclose(tables, weight[:10].mean(0).expand(2, -1), rtol=1e-5, atol=1e-6)
+
+
+def given(weights: torch.Tensor | None) -> torch.Tensor | None:
+    return None if weights is None else weights[None]
+
+
+def without_ends(options: dict) -> dict:
+    return {name: value for name, value in options.items() if name != "include_last_offset"}
+
+
 def main() -> None:
     mend_interpreter()
     for name in sys.argv[1:]:
         if name in BAGS:
             check_bags(*BAGS[name])
+            print("right:", name, flush=True)
+            continue
+        if name in LONG_BAGS:
+            check_long_bags(*LONG_BAGS[name])
             print("right:", name, flush=True)
             continue
         if name in NGRAMS:

@@ -35,6 +35,40 @@ def test_call_forms_of_embedding_bag(device, width, dtype, options, weighted):
     compare(device, indices.int(), weight, samples, bags, offsets=ends, include_last_offset=True, **options)
 
 
+LENGTHS = [0, 63, 64, 65, 5, 0, 127, 128, 129, 0, 1, 700, 64, 192, 0, 3]  # of bags; CUDA's parts have 64 ids
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "weighted"),
+    [
+        (torch.float32, {"mode": "sum", "padding_idx": 1}, True),
+        (torch.bfloat16, {"mode": "mean", "padding_idx": 1}, False),
+        (torch.float32, {"mode": "mean", "include_last_offset": True}, False),
+    ],
+)
+def test_a_long_bag_depends_on_no_other_bag(device, dtype, options, weighted):
+    lengths = torch.tensor(LENGTHS)
+    ends = lengths.cumsum(0)
+    last = [] if "include_last_offset" not in options else [int(ends[-1])]
+    offsets = torch.tensor([*(ends - lengths).tolist(), *last])
+    indices, weight, samples = small_table(int(ends[-1]), 300, dtype)
+    samples = samples if weighted else None
+    bags = torch.repeat_interleave(torch.arange(len(LENGTHS)), lengths)
+    out = compare(device, indices, weight, samples, bags, offsets=offsets, **options)
+    ids, table = indices.to(device.torch), weight.to(device.torch)
+    for i, (length, stop) in enumerate(zip(LENGTHS, ends.tolist(), strict=True)):
+        own = slice(stop - length, stop)
+        begin = torch.tensor([0, *([length] if last else [])], device=device.torch)
+        weights = None if samples is None else samples[own].to(device.torch)
+        alone = embedding_bag(ids[own], table, begin, per_sample_weights=weights, **options)
+        assert torch.equal(alone[0], out[i]), length
+
+
+def test_long_bags_of_equal_lengths(device):
+    indices, weight, _ = small_table(900, 64)
+    compare(device, indices, weight, None, torch.arange(900) // 300, (3, 300), mode="mean", padding_idx=1)
+
+
 def test_positions_after_the_last_bag_count_nowhere(device):
     indices, weight, samples = (each.to(device.torch) for each in small_table(10, 64))
     table, weights = leaf(weight, device.torch), leaf(samples, device.torch)

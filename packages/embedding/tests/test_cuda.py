@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from interpreted_lookups import BAGS, CASES, NGRAMS
+from interpreted_lookups import BAGS, CASES, LONG_BAGS, NGRAMS
 
 pytestmark = [
     pytest.mark.slow,
@@ -17,7 +17,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.nightly) for part in (1, 2, 3))])
 def test_look_ups_and_gradients(part):
-    names = [*CASES, *NGRAMS, *BAGS][part::4]
+    names = [*CASES, *NGRAMS, *BAGS, *LONG_BAGS][part::4]
     worker = Path(__file__).with_name("interpreted_lookups.py")
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, worker, *names], env=environment, capture_output=True, text=True, timeout=300)

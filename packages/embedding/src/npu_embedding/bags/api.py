@@ -56,15 +56,16 @@ def embedding_bag(
     row_scales: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Sums, means or concatenations of rows of a table, by index: `torch.nn.functional.embedding_bag`, in one launch.
+    """Sums, means or concatenations of rows of a table, by index: `torch.nn.functional.embedding_bag`.
 
         out[b] = sum over the positions i of bag b of per_sample_weights[i] * weight[indices[i]]      mode "sum"
         out[b] = sum over the positions i of bag b of weight[indices[i]] / their number               mode "mean"
         out[b] = weight[indices[b, 0]], ..., weight[indices[b, K - 1]]                                mode "concat"
 
-    Sums are fp32, rounded once, in the order of the positions. A bag without ids is zeros. The gradient of `weight` is that
-    of `embedding`, of rows that are dy of their bag times their weight, rounded to dy's dtype. An index outside the table is
-    an error on a CPU; elsewhere its bag is NaN.
+    Sums are fp32, rounded once, in the order of the positions. On CUDA a bag of more than 64 ids is summed in parts of 64,
+    from its start, and the sums of the parts are added in order. So a bag has the same bits whatever other bags there are. A
+    bag without ids is zeros. The gradient of `weight` is that of `embedding`, of rows that are dy of their bag times their
+    weight, rounded to dy's dtype. An index outside the table is an error on a CPU; elsewhere its bag is NaN.
 
     Args:
         indices: [n] with `offsets`, or [..., K]: bags of K ids. int32 or int64.
@@ -254,7 +255,7 @@ def _table_offsets(value: Tensor | Sequence[int], indices: Tensor, offsets: Tens
 
 
 def bags(p: Plan, call: Bags) -> tuple[Slot]:
-    """[n_bags, D] in `dtype`, in one launch; rows that are normalised and that no program has whole, by PyTorch."""
+    """[n_bags, D] in `dtype`: one launch, two where bags may be in parts. PyTorch normalises rows of several blocks."""
     from . import ascend, cuda  # pages of kernels import Triton
 
     out, (n_rows, width), n = p.new(call.results()["out"]), call.weight.shape, call.indices.numel()
@@ -264,16 +265,20 @@ def bags(p: Plan, call: Bags) -> tuple[Slot]:
     weight: Any = call.weight
     steps: Any = call.row_scales
     label = _FORMATS.get(weight.dtype, "")
-    if on_cuda:
-        choose: Any = cuda.norm_launch if norm else cuda.bags_launch
-    else:  # decoding of e4m3 takes more tiles of the Unified Buffer than all else
-        by_row = label == "e4m3" or (call.offsets is not None and not norm)
-        choose = ascend.bags_launch if by_row else ascend.bag_tiles_launch
     flags: dict[str, Any] = {"FORMAT": label, "MEAN": call.mean, "NORM": norm}
-    if not on_cuda:
-        flags["SINGLE"] = n == call.n_bags
     shape = RowShape(width=width, itemsize=call.dtype.itemsize, device=p.chip)
-    tiling = p.choose("embedding bags", choose(shape), smaller, flags)
+    longest = n // call.n_bags if call.offsets is None else n  # ids of a bag at most
+    part = cuda.PART if on_cuda and longest > cuda.PART else 0
+    launch: Any
+    if on_cuda:
+        flags["PART"] = part
+        several = call.offsets is not None or bool(part)
+        launch = cuda.norm_launch(shape, BLOCK_M=1) if norm else cuda.bags_launch(shape, several=several)
+    else:  # decoding of e4m3 takes more tiles of the Unified Buffer than all else
+        flags["SINGLE"] = n == call.n_bags
+        by_row = label == "e4m3" or (call.offsets is not None and not norm)
+        launch = ascend.bags_launch(shape) if by_row else ascend.bag_tiles_launch(shape)
+    tiling = p.choose("embedding bags", launch, smaller, flags)
     if norm and tiling.column_blocks > 1:
         (rows,) = bags(p, call._replace(eps=None, dtype=torch.float32))
         p.torch(_normalise, out, rows, call.indices, call.first_row, n_rows, call.eps, writes=[out])
@@ -282,18 +287,34 @@ def bags(p: Plan, call: Bags) -> tuple[Slot]:
         weight = fill(p, p.new(Empty((1, width), weight.dtype)), 0)
         steps = None if steps is None else fill(p, p.new(Empty((1,), steps.dtype)), 0)
     weight = dense_rows(p, weight)
+    ids, sizes = _ids(p, call), _sizes(call, n_rows)
+    n_parts = 2 * math.ceil(n / part) if part else 0
+    partial: dict[str, Any] = {}
+    if on_cuda:
+        partial["p_parts"] = p.new(Empty((n_parts, width), torch.float32)) if part else None
+        partial["p_counts"] = p.new(Empty((n_parts,), torch.int32)) if part and call.mean else None
     p.launch(
         (cuda if on_cuda else ascend).sum_bags_kernel,
         "embedding bags",
-        tiling.grid(call.n_bags),
+        tiling.grid(n_parts + call.n_bags),
         reads={
-            **_ids(p, call),
+            **ids,
             "p_weight": p.view(weight, weight.shape, weight.strides, dtype=torch.int8) if label else weight,
             "p_steps": p.contiguous(steps),
         },
-        writes={"p_out": out},
-        sizes=_sizes(call, n_rows) | {"n_total": call.n_total, "s_weight": weight.strides[0]},
+        writes={"p_out": out, **partial},
+        sizes=sizes | {"n_total": call.n_total, "s_weight": weight.strides[0]},
     )
+    if part:
+        tiling = p.choose("embedding bags, parts", cuda.parts_launch(shape), smaller, {"MEAN": call.mean, "PART": part})
+        p.launch(
+            cuda.add_parts_kernel,
+            "embedding bags, parts",
+            tiling.grid(call.n_bags),
+            reads={"p_offsets": ids["p_offsets"], **partial},
+            writes={"p_out": out},
+            sizes={name: sizes[name] for name in ("n", "n_bags", "n_offsets", "n_each", "factor")},
+        )
     return (out,)
 
 
@@ -308,7 +329,7 @@ def spread(p: Plan, call: Spread) -> tuple[Slot | None, Slot | None]:
         return None if dx is None else fill(p, dx, 0), None if dsample is None else fill(p, dsample, 0)
     if p.chip.kind == "cuda":
         page: Any = cuda
-        choose = cuda.norm_launch if norm else cuda.bags_launch
+        choose = cuda.norm_launch if norm else cuda.spread_launch
     else:
         page, choose = ascend, ascend.spread_tiles_launch if norm else ascend.spread_launch
     shape = RowShape(width=width, itemsize=call.dy.dtype.itemsize, device=p.chip)

@@ -13,6 +13,12 @@ With NORM a bag has one id, and with x = factor step weight, r = 1 / sqrt(mean(x
 
 Sums are fp32, rounded once. Bags are taken one by one, BLOCK_N columns at a time. On CUDA these are the kernels, which stand
 here with their tables of blocks; those of Ascend (ascend.py) fall back on the same functions.
+
+CUDA's kernel sums a bag of more than PART ids in parts of PART ids, which count from the start of the bag, and a second
+launch adds the sums of the parts in order. So a sum depends on no other bag. No program knows how many parts the bags before
+have. So a part has its place by where it begins: in each window of PART positions, from c PART to before (c + 1) PART, parts
+of at most two long bags begin. One is that of the bag with the window's first position, whose sum is row 2 c of the partial
+sums. The other is the first part of the bag with the window's last position, and has row 2 c + 1.
 """
 
 from math import ceil
@@ -21,8 +27,16 @@ from npu_tiling.budget import here, power_of_two
 from npu_tiling.device import tl, triton
 
 from ..lookup.cuda import COPIES
-from ..rows import Launch, RowShape
+from ..rows import Blocks, Launch, RowShape
 
+BAGS = Blocks(256, 4096, 1, "several rows of a bag are under way at a time, and are added in order", here())
+
+_UNDER_WAY = 16  # rows of a bag at most, however narrow
+# Ids of a part. On an H200 (2026-11-30) 20,000 ids in 4,096 bags, one of them of 3,620, of 100000 x 1024 bf16 take .0343 ms;
+# with parts of 128 ids .0405, and 1.914 with one program to a bag. Bags of lengths by Zipf's law take .0641 ms, with
+# parts of 128 ids .0666; bags of 5 ids .0255, and .0244: twice as many programs look for long bags.
+PART = 64
+_LOOKED_AT = 8  # bags, by a program that adds the parts of long ones
 _NORM_COLUMNS = 65536  # of a block that is a row, at most
 _NORM_WARPS, _NORM_WARP_COLUMNS = 16, 1024  # of its program at most, and columns for each of them
 
@@ -100,33 +114,105 @@ def load_values(
 
 
 @triton.jit
+def sum_positions(
+    p_index, p_base, p_sample, p_weight, p_steps, i_first, i_stop, n_base, first_row, stop_row, n_total, i_padding, s_weight,
+    o_col, N: tl.constexpr, BLOCK_N: tl.constexpr, FORMAT: tl.constexpr, NORM: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """fp32 [BLOCK_N]: the sum of the rows from one position to before another; and how many ids count, how many of these
+    no shard has, and with NORM how many the table at hand has.
+
+    Rows of BLOCK_M positions are under way at a time. They are added one by one, whatever BLOCK_M is.
+    """
+    b_sum = tl.zeros([BLOCK_N], tl.float32)
+    n_counted, n_wrong, n_inside = 0, 0, 0
+    for i_next in tl.range(i_first, i_stop, BLOCK_M):
+        for i_place in tl.static_range(BLOCK_M):
+            i = i_next + i_place
+            if BLOCK_M > 1:
+                i = tl.minimum(i, i_stop - 1)
+            i_id = id_at(p_index, p_base, i, n_base)
+            counted = i_id != i_padding
+            if BLOCK_M > 1:
+                counted = counted & (i_next + i_place < i_stop)
+            n_counted += tl.cast(counted, tl.int32)
+            n_wrong += tl.cast(counted & ((i_id < 0) | (i_id >= n_total)), tl.int32)
+            if NORM:
+                n_inside += tl.cast((i_id >= first_row) & (i_id < stop_row), tl.int32)
+            b_value = load_values(p_weight, p_steps, i_id, counted, first_row, stop_row, s_weight, o_col, N, FORMAT)
+            if p_sample is not None:
+                b_value *= tl.where(counted, tl.load(p_sample + i).to(tl.float32), 0.0)
+            b_sum += b_value
+    return b_sum, n_counted, n_wrong, n_inside
+
+
+@triton.jit
 def sum_bag(
     p_index, p_offsets, p_base, p_sample, p_weight, p_steps, p_out, i_bag, n, n_offsets, n_each, n_base, first_row, stop_row,
     n_total, i_padding, s_weight, factor, eps, o_col, N: tl.constexpr, BLOCK_N: tl.constexpr, FORMAT: tl.constexpr,
-    MEAN: tl.constexpr, NORM: tl.constexpr,
+    MEAN: tl.constexpr, NORM: tl.constexpr, BLOCK_M: tl.constexpr = 1, PART: tl.constexpr = 0,
 ):  # fmt: skip
-    """Stores a block of columns of one bag."""
+    """Stores a block of columns of one bag; with PART only of a bag of at most so many ids."""
     i_first, i_stop = bag_ends(p_offsets, i_bag, n, n_offsets, n_each)
-    b_sum = tl.zeros([BLOCK_N], tl.float32)
-    n_counted, n_wrong, n_inside = 0, 0, 0
-    for i in tl.range(i_first, i_stop):
-        i_id = id_at(p_index, p_base, i, n_base)
-        counted = i_id != i_padding
-        n_counted += tl.cast(counted, tl.int32)
-        n_wrong += tl.cast(counted & ((i_id < 0) | (i_id >= n_total)), tl.int32)
-        if NORM:
-            n_inside += tl.cast((i_id >= first_row) & (i_id < stop_row), tl.int32)
-        b_value = load_values(p_weight, p_steps, i_id, counted, first_row, stop_row, s_weight, o_col, N, FORMAT)
-        if p_sample is not None:
-            b_value *= tl.where(counted, tl.load(p_sample + i).to(tl.float32), 0.0)
-        b_sum += b_value
+    m_col = o_col < N
+    if PART > 0:
+        is_short = i_stop - i_first <= PART
+        i_stop = tl.where(is_short, i_stop, i_first)
+        m_col = m_col & is_short
+    b_sum, n_counted, n_wrong, n_inside = sum_positions(
+        p_index, p_base, p_sample, p_weight, p_steps, i_first, i_stop, n_base, first_row, stop_row, n_total, i_padding,
+        s_weight, o_col, N, BLOCK_N, FORMAT, NORM, BLOCK_M,
+    )  # fmt: skip
     if MEAN:
         b_sum = b_sum / tl.maximum(n_counted, 1).to(tl.float32)
     b_sum = b_sum * factor + tl.where(n_wrong > 0, float("nan"), 0.0)
     if NORM:
         eps_row = tl.where(n_inside > 0, eps, 1.0)  # a row that the table does not have stays zeros, or NaN
         b_sum = tl.reshape(normalise(tl.reshape(b_sum, [1, BLOCK_N]), eps_row, N), [BLOCK_N])
-    tl.store(p_out + i_bag * N + o_col, b_sum.to(p_out.dtype.element_ty), mask=o_col < N)
+    tl.store(p_out + i_bag * N + o_col, b_sum.to(p_out.dtype.element_ty), mask=m_col)
+
+
+@triton.jit
+def bag_of(p_offsets, i, n_bags, n_each):
+    """int64: the last bag that begins at position `i` or before; 0 where none does."""
+    if p_offsets is None:
+        return i // n_each
+    else:
+        o_mark = tl.arange(0, 64)
+        i_bag = i * 0
+        n_left = n_bags
+        while n_left > 1:  # bags from `i_bag`, of which 64 are looked at
+            step = tl.cdiv(n_left, 64)
+            m_mark = o_mark * step < n_left
+            b_first = tl.load(p_offsets + i_bag + o_mark * step, mask=m_mark, other=0)
+            n_before = tl.sum((m_mark & (b_first <= i)).to(tl.int32), axis=0)
+            n_passed = tl.maximum(n_before - 1, 0) * step
+            i_bag += n_passed
+            n_left = tl.minimum(n_left - n_passed, step)
+        return i_bag
+
+
+@triton.jit
+def sum_part(
+    p_index, p_offsets, p_base, p_sample, p_weight, p_steps, p_parts, p_counts, i_part, n, n_bags, n_offsets, n_each, n_base,
+    first_row, stop_row, n_total, i_padding, s_weight, o_col, N: tl.constexpr, BLOCK_N: tl.constexpr, FORMAT: tl.constexpr,
+    MEAN: tl.constexpr, BLOCK_M: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """Stores a block of columns of a row of the partial sums, and how many ids count, if a long bag has a part for it."""
+    i_window = i_part // 2 * PART
+    i_last = i_part % 2 * (PART - 1)  # 0 in the row of the bag with the first position
+    i_at = tl.minimum(i_window + i_last, n - 1)
+    i_first, i_stop = bag_ends(p_offsets, bag_of(p_offsets, i_at, n_bags, n_each), n, n_offsets, n_each)
+    i_begin = i_first + tl.cdiv(tl.maximum(i_window - i_first, 0), PART) * PART
+    is_own = (i_first <= i_at) & ((i_last == 0) | (i_first > i_window))
+    if is_own & (i_begin < i_stop) & (i_stop - i_first > PART):
+        b_sum, n_counted, n_wrong, n_inside = sum_positions(
+            p_index, p_base, p_sample, p_weight, p_steps, i_begin, tl.minimum(i_begin + PART, i_stop), n_base, first_row,
+            stop_row, n_total, i_padding, s_weight, o_col, N, BLOCK_N, FORMAT, False, BLOCK_M,
+        )  # fmt: skip
+        b_sum += tl.where(n_wrong > 0, float("nan"), 0.0)
+        tl.store(p_parts + i_part * N + o_col, b_sum, mask=o_col < N)
+        if MEAN:
+            tl.store(p_counts + i_part, n_counted)
 
 
 @triton.jit
@@ -183,20 +269,73 @@ def spread_bag(
     do_not_specialize=["n", "n_bags", "n_offsets", "n_each", "n_base", "first_row", "stop_row", "n_total", "i_padding"]
 )
 def sum_bags_kernel(
-    # As those of Ascend's kernel.
+    # As those of Ascend's kernel, but for
     p_index, p_offsets, p_base, p_sample, p_weight, p_steps, p_out,
+    p_parts,  # fp32 [2 * windows, N]: partial sums of bags of more than PART ids; None without PART
+    p_counts,  # int32 [2 * windows]: how many ids count in each; None without MEAN
     n, n_bags, n_offsets, n_each, n_base, first_row, stop_row, n_total, i_padding, s_weight, factor, eps,
-    N: tl.constexpr, BLOCK_N: tl.constexpr, FORMAT: tl.constexpr, MEAN: tl.constexpr, NORM: tl.constexpr,
+    N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FORMAT: tl.constexpr, MEAN: tl.constexpr,
+    NORM: tl.constexpr,
+    PART: tl.constexpr,  # 0: no bag is in parts
 ):  # fmt: skip
-    """The sum of the rows of each bag, decoded, weighted and times a factor; MEAN: over the number of its ids."""
+    """The sum of the rows of each bag, decoded, weighted and times a factor; MEAN: over the number of its ids.
+
+    Of a bag of more than PART ids the sums of its parts, whose programs come first.
+    """
     n_blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    for i_task in tl.range(tl.program_id(0), n_bags * n_blocks, tl.num_programs(0)):
+    n_parts = 0
+    if PART > 0:
+        n_parts = 2 * tl.cdiv(n, PART)
+    for i_task in tl.range(tl.program_id(0), (n_parts + n_bags) * n_blocks, tl.num_programs(0)):
         o_col = i_task % n_blocks * BLOCK_N + tl.arange(0, BLOCK_N)
-        sum_bag(
-            p_index, p_offsets, p_base, p_sample, p_weight, p_steps, p_out, tl.cast(i_task // n_blocks, tl.int64), n,
-            n_offsets, n_each, n_base, first_row, stop_row, n_total, i_padding, s_weight, factor, eps, o_col,
-            N, BLOCK_N, FORMAT, MEAN, NORM,
-        )  # fmt: skip
+        i_sum = tl.cast(i_task // n_blocks, tl.int64)
+        if i_sum < n_parts:
+            if PART > 0:
+                sum_part(
+                    p_index, p_offsets, p_base, p_sample, p_weight, p_steps, p_parts, p_counts, i_sum, n, n_bags, n_offsets,
+                    n_each, n_base, first_row, stop_row, n_total, i_padding, s_weight, o_col,
+                    N, BLOCK_N, FORMAT, MEAN, BLOCK_M, PART,
+                )  # fmt: skip
+        else:
+            sum_bag(
+                p_index, p_offsets, p_base, p_sample, p_weight, p_steps, p_out, i_sum - n_parts, n, n_offsets, n_each,
+                n_base, first_row, stop_row, n_total, i_padding, s_weight, factor, eps, o_col,
+                N, BLOCK_N, FORMAT, MEAN, NORM, BLOCK_M, PART,
+            )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["n", "n_bags", "n_offsets", "n_each"])
+def add_parts_kernel(
+    p_parts, p_counts, p_offsets, p_out, n, n_bags, n_offsets, n_each, factor,
+    N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, MEAN: tl.constexpr,
+    PART: tl.constexpr,
+):  # fmt: skip
+    """The sums of bags of more than PART ids, of their partial sums. A program looks at BLOCK_B bags."""
+    n_blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    o_bag = tl.arange(0, BLOCK_B)
+    for i_task in tl.range(tl.program_id(0), tl.cdiv(n_bags, BLOCK_B) * n_blocks, tl.num_programs(0)):
+        o_col = i_task % n_blocks * BLOCK_N + tl.arange(0, BLOCK_N)
+        i_group = tl.cast(i_task // n_blocks, tl.int64) * BLOCK_B
+        n_looked_at = tl.minimum(n_bags - i_group, BLOCK_B)
+        b_first, b_stop = bag_ends(p_offsets, i_group + tl.minimum(o_bag, n_looked_at - 1), n, n_offsets, n_each)
+        n_longest = tl.max(b_stop - b_first, axis=0)
+        for i_bag in tl.range(i_group, i_group + tl.where(n_longest > PART, n_looked_at, 0)):
+            i_first, i_stop = bag_ends(p_offsets, i_bag, n, n_offsets, n_each)
+            if i_stop - i_first > PART:
+                i_window = i_first // PART
+                b_sum = tl.zeros([BLOCK_N], tl.float32)
+                n_parts, n_counted = tl.cdiv(i_stop - i_first, PART), 0
+                for i_next in tl.range(0, n_parts, BLOCK_M):
+                    for i_place in tl.static_range(BLOCK_M):
+                        i = i_next + i_place
+                        # The first part is in the row of the window's last position, unless it begins with the window.
+                        i_part = 2 * (i_window + i) + tl.where((i == 0) & (i_first % PART != 0), 1, 0)
+                        b_sum += tl.load(p_parts + i_part * N + o_col, mask=o_col < tl.where(i < n_parts, N, 0), other=0.0)
+                        if MEAN:
+                            n_counted += tl.load(p_counts + i_part, mask=i < n_parts, other=0)
+                if MEAN:
+                    b_sum = b_sum / tl.maximum(n_counted, 1).to(tl.float32)
+                tl.store(p_out + i_bag * N + o_col, (b_sum * factor).to(p_out.dtype.element_ty), mask=o_col < N)
 
 
 @triton.jit(do_not_specialize=["n", "n_bags", "n_offsets", "n_each", "n_base", "first_row", "stop_row", "i_padding"])
@@ -218,17 +357,31 @@ def spread_bags_kernel(
         )  # fmt: skip
 
 
-def bags_launch(shape: RowShape) -> Launch:
-    """Blocks of a look-up of bags on CUDA, and of its backward up to dx and dsample."""
+def bags_launch(shape: RowShape, *, several: bool) -> Launch:
+    """Blocks of a look-up of bags on CUDA; `several`: bags may have many ids, so that their rows are under way together."""
+    return BAGS.launch(shape, {"BLOCK_M": _rows_under_way(shape)}) if several else COPIES.launch(shape, {"BLOCK_M": 1})
+
+
+def parts_launch(shape: RowShape) -> Launch:
+    """Blocks of the sums of long bags on CUDA, of partial sums: rows in fp32."""
+    return BAGS.launch(shape, {"BLOCK_M": _rows_under_way(shape), "BLOCK_B": _LOOKED_AT}, per_program=_LOOKED_AT)
+
+
+def _rows_under_way(shape: RowShape) -> int:
+    return min(_UNDER_WAY, BAGS.rows(BAGS.columns(shape) * shape.itemsize))
+
+
+def spread_launch(shape: RowShape) -> Launch:
+    """Blocks of the backward of bags up to dx and dsample, on CUDA."""
     return COPIES.launch(shape, {})
 
 
-def norm_launch(shape: RowShape) -> Launch:
-    """Blocks of rows that are normalised, on CUDA: a row is a block, up to so many columns."""
+def norm_launch(shape: RowShape, **blocks: int) -> Launch:
+    """Blocks of rows that are normalised, on CUDA: a row is a block, up to so many columns. `blocks`: more constants."""
     columns = min(power_of_two(shape.width), _NORM_COLUMNS)
     return Launch(
         device=shape.device,
-        blocks=(("N", shape.width), ("BLOCK_N", columns)),
+        blocks=(("N", shape.width), ("BLOCK_N", columns), *blocks.items()),
         column_blocks=ceil(shape.width / columns),
         warps=max(1, min(_NORM_WARPS, columns // _NORM_WARP_COLUMNS)),
         why="a row is a block: its squares are added in one program",
