@@ -15,6 +15,8 @@ INDEX_BYTES = 8
 SCALE_BYTES = 4
 fp32, bf16 = torch.float32, torch.bfloat16
 
+SPREADS = ("even", "zipf", "long", "empty")  # ids over bags: equally many, by 1 / rank, 18 % in one, none in 9 of 10
+
 # Parameters of a case: what is computed, bags and ids a bag, and a table [rows, width].
 
 
@@ -28,6 +30,10 @@ CASES = (
     case("sum", 65536, 32, 128, 1000000, fp32),
     case("sum", 4096, 4, 4096, 128256, bf16),
     case("mean", 16384, 20, 64, 1000000, fp32),  # bags of 1 to 39 ids, between offsets
+    case("even", 4096, 5, 1024, 100000, bf16),  # means between offsets too
+    case("zipf", 4096, 5, 1024, 100000, bf16),
+    case("long", 4096, 5, 1024, 100000, bf16),
+    case("empty", 4096, 5, 1024, 100000, bf16),
     case("weighted", 8192, 16, 256, 100000, fp32),
     case("scaled", 32768, 1, 4096, 128256, bf16),
     case("normalised", 32768, 1, 4096, 128256, bf16),
@@ -50,11 +56,30 @@ def inputs(case: Case, device: torch.device) -> Mapping[str, Tensor]:
         lengths = torch.randint(1, 2 * ids, (bags,), device=device)
         tensors["offsets"] = lengths.cumsum(0) - lengths
         tensors["indices"] = torch.randint(0, rows, (int(lengths.sum()),), device=device)
+    elif kind in SPREADS:
+        lengths = lengths_of(kind, bags, bags * ids, device)
+        tensors["offsets"] = lengths.cumsum(0) - lengths
+        tensors["indices"] = tensors["indices"].view(-1)
     elif kind == "weighted":
         tensors["per_sample_weights"] = torch.randn(bags, ids, device=device).requires_grad_()
     elif kind == "scaled":
         tensors["multiplier"] = torch.tensor(case["width"] ** 0.5)
     return tensors
+
+
+def lengths_of(kind: str, bags: int, n: int, device: torch.device) -> Tensor:
+    """How many of n ids each bag has."""
+    places = torch.arange(bags, device=device)
+    if kind == "even":
+        return torch.full_like(places, n // bags)
+    share = torch.ones(bags, device=device)
+    if kind == "zipf":
+        share = 1 / (1.0 + torch.randperm(bags, device=device))
+    elif kind == "long":
+        share[bags // 2] = 0.22 * bags  # of 1.22 in all
+    elif kind == "empty":
+        share = (places % 10 == 0).float()
+    return torch.multinomial(share, n, replacement=True).bincount(minlength=bags)
 
 
 def reference(indices: Tensor, weight: Tensor, option: Tensor | None = None) -> Tensor:
@@ -100,7 +125,7 @@ def pytorch(case: Case, device: torch.device) -> Callable[..., Tensor]:
 def bags_of(
     function: Callable[..., Tensor], case: Case, indices: Tensor, weight: Tensor, option: Tensor | None = None
 ) -> Tensor:
-    if case["kind"] == "mean":
+    if case["kind"] in ("mean", *SPREADS):
         return function(indices, weight, option, mode="mean")
     return function(indices, weight, mode="sum", per_sample_weights=option)
 
@@ -113,7 +138,7 @@ def traffic(case: Case, mode: str) -> int:
     kind, n = case["kind"], case["bags"] * case["ids"]
     row = case["width"] * case["dtype"].itemsize
     result = case["width"] * (bf16.itemsize if kind == "dequantised" else case["dtype"].itemsize)
-    indices = n * INDEX_BYTES + (case["bags"] * INDEX_BYTES if kind == "mean" else 0)
+    indices = n * INDEX_BYTES + (case["bags"] * INDEX_BYTES if kind in ("mean", *SPREADS) else 0)
     if mode != "backward":
         scales = n * (SCALE_BYTES if kind == "weighted" else bf16.itemsize if kind == "dequantised" else 0)
         return n * row + case["bags"] * result + indices + scales
