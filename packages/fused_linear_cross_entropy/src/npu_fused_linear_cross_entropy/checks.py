@@ -297,7 +297,7 @@ class Teacher(NamedTuple):
 
 def checked_teacher(teacher: Any, teacher_probs: Any, teacher_top_k: Any) -> Teacher | None:
     """The teacher's head; None where probabilities are given."""
-    if [teacher, teacher_probs, teacher_top_k].count(None) != 2:
+    if sum([each is not None for each in (teacher, teacher_probs, teacher_top_k)]) != 1:
         raise ValueError("teacher, teacher_probs and teacher_top_k: one of them must be given, and no other.")
     if teacher_top_k is not None:
         arguments.pair("teacher_top_k", teacher_top_k, "(ids, log_probs)")
