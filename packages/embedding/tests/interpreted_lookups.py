@@ -128,7 +128,7 @@ def check_bags(options: dict, bags: int | list[int], weighted: bool) -> None:
 
 
 def check_long_bags(options: dict, weighted: bool) -> None:
-    """Sums and gradients against fp64; a bag alone has the same bits; a wrong id is seen in its bag alone."""
+    """Sums against those in fp64; a bag alone has the same bits; an id that is wrong is seen in its bag alone."""
     lengths = torch.tensor(LENGTHS)
     n, ends = sum(LENGTHS), lengths.cumsum(0)
     offsets = torch.cat((ends.new_zeros(1), ends)) if "include_last_offset" in options else ends - lengths
@@ -138,16 +138,9 @@ def check_long_bags(options: dict, weighted: bool) -> None:
         with npu_tiling.watch_launches() as calls:
             out = embedding_bag(indices, weight, offsets, per_sample_weights=samples, **options)
         assert [launch.kernel for call in calls for launch in call.launches] == ["sum_bags_kernel", "add_parts_kernel"]
-        leaves = [weight] if samples is None else [weight, samples]
-        leaves = [lookup.leaf(each, "cpu") for each in leaves]
-        wide = [lookup.leaf(each.double(), "cpu") for each in leaves]
-        dy, results = torch.randn(out.shape), []
-        for function, given in ((embedding_bag, leaves), (torch.nn.functional.embedding_bag, wide)):
-            found = function(indices, given[0], offsets, per_sample_weights=given[1] if weighted else None, **options)
-            results.append([found, *torch.autograd.grad(found, given, dy.to(found.dtype))])
-        for ours, exact in zip(*results, strict=True):
-            assert torch.allclose(ours.double(), exact, rtol=1e-5, atol=1e-4)
-        assert torch.equal(results[0][0], out)
+        wide = None if samples is None else samples.double()
+        exact = torch.nn.functional.embedding_bag(indices, weight.double(), offsets, per_sample_weights=wide, **options)
+        assert torch.allclose(out.double(), exact, rtol=1e-5, atol=1e-5)
         for i, stop in enumerate(ends.tolist()):
             own = slice(stop - LENGTHS[i], stop)
             ids, weights = indices[own], None if samples is None else samples[own]
@@ -155,7 +148,7 @@ def check_long_bags(options: dict, weighted: bool) -> None:
             alone = embedding_bag(ids, weight, zero, per_sample_weights=weights, **options)
             assert torch.equal(alone[0], out[i]), LENGTHS[i]
             if LENGTHS[i] > 8:
-                same = embedding_bag(ids[None], weight, None, **without_ends(options), per_sample_weights=in_one(weights))
+                same = embedding_bag(ids[None], weight, None, **without_ends(options), per_sample_weights=given(weights))
                 assert torch.equal(same[0], out[i]), LENGTHS[i]
         wrong = indices.clone()
         wrong[ends[11] - 1] = 11
@@ -165,7 +158,7 @@ def check_long_bags(options: dict, weighted: bool) -> None:
         assert torch.allclose(tables, weight[:10].mean(0).expand(2, -1), rtol=1e-5, atol=1e-6)
 
 
-def in_one(weights: torch.Tensor | None) -> torch.Tensor | None:
+def given(weights: torch.Tensor | None) -> torch.Tensor | None:
     return None if weights is None else weights[None]
 
 

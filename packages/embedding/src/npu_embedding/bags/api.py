@@ -267,7 +267,8 @@ def bags(p: Plan, call: Bags) -> tuple[Slot]:
     label = _FORMATS.get(weight.dtype, "")
     flags: dict[str, Any] = {"FORMAT": label, "MEAN": call.mean, "NORM": norm}
     shape = RowShape(width=width, itemsize=call.dtype.itemsize, device=p.chip)
-    part = _part(call) if on_cuda else 0
+    longest = n // call.n_bags if call.offsets is None else n  # ids of a bag at most
+    part = cuda.PART if on_cuda and longest > cuda.PART else 0
     launch: Any
     if on_cuda:
         flags["PART"] = part
@@ -287,7 +288,7 @@ def bags(p: Plan, call: Bags) -> tuple[Slot]:
         steps = None if steps is None else fill(p, p.new(Empty((1,), steps.dtype)), 0)
     weight = dense_rows(p, weight)
     ids, sizes = _ids(p, call), _sizes(call, n_rows)
-    n_parts = _rows_of_parts(call, part)
+    n_parts = 2 * math.ceil(n / part) if part else 0
     partial: dict[str, Any] = {}
     if on_cuda:
         partial["p_parts"] = p.new(Empty((n_parts, width), torch.float32)) if part else None
@@ -326,16 +327,13 @@ def spread(p: Plan, call: Spread) -> tuple[Slot | None, Slot | None]:
     if not n or not width or not call.n_bags or no_rows:
         dsample = p.new(wanted["dsample"])
         return None if dx is None else fill(p, dx, 0), None if dsample is None else fill(p, dsample, 0)
-    flags: dict[str, Any] = {"MEAN": call.mean, "NORM": norm}
-    part = _part(call) if p.chip.kind == "cuda" else 0
     if p.chip.kind == "cuda":
-        flags["PART"] = part
         page: Any = cuda
         choose = cuda.norm_launch if norm else cuda.spread_launch
     else:
         page, choose = ascend, ascend.spread_tiles_launch if norm else ascend.spread_launch
     shape = RowShape(width=width, itemsize=call.dy.dtype.itemsize, device=p.chip)
-    tiling = p.choose("embedding bags backward", choose(shape), smaller, flags)
+    tiling = p.choose("embedding bags backward", choose(shape), smaller, {"MEAN": call.mean, "NORM": norm})
     if norm and tiling.column_blocks > 1:
         (x,) = bags(p, _forward_of(call))
         p.torch(_normalise_backward, dx, x, call.dy, call.eps, call.factor, writes=[dx])
@@ -345,7 +343,7 @@ def spread(p: Plan, call: Spread) -> tuple[Slot | None, Slot | None]:
     p.launch(
         page.spread_bags_kernel,
         "embedding bags backward",
-        tiling.grid(_rows_of_parts(call, part) + call.n_bags),
+        tiling.grid(call.n_bags),
         reads={"p_dy": dy, **_ids(p, call), "p_weight": weight},
         writes={"p_dx": dx, "p_dsample": parts},
         sizes=_sizes(call, 0 if weight is None else weight.shape[0])
@@ -356,20 +354,6 @@ def spread(p: Plan, call: Spread) -> tuple[Slot | None, Slot | None]:
     if tiling.column_blocks > 1:
         return dx, p.torch(torch.sum, parts, 0, makes=wanted["dsample"])
     return dx, p.view(parts, (n,), (1,))
-
-
-def _part(call: Bags | Spread) -> int:
-    """CUDA: ids of a part of a long bag; 0 where no bag is long."""
-    from .cuda import PART
-
-    n = call.indices.numel()
-    longest = n // call.n_bags if call.offsets is None else n
-    return PART if longest > PART else 0
-
-
-def _rows_of_parts(call: Bags | Spread, part: int) -> int:
-    """CUDA: rows of the partial sums, two for each window of positions."""
-    return 2 * math.ceil(call.indices.numel() / part) if part else 0
 
 
 def _ids(p: Plan, call: Any) -> dict[str, Any]:

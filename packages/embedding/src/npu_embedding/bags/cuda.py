@@ -192,33 +192,22 @@ def bag_of(p_offsets, i, n_bags, n_each):
 
 
 @triton.jit
-def part_at(p_offsets, i_part, n, n_bags, n_offsets, n_each, PART: tl.constexpr):
-    """int64: a bag, its first and stop, and first and stop of its part that has row `i_part` of the partial sums.
-
-    The stop of the part is not after its first where no part of a long bag has the row.
-    """
-    i_window = i_part // 2 * PART
-    i_last = i_part % 2 * (PART - 1)  # 0 in the row of the bag with the first position
-    i_at = tl.minimum(i_window + i_last, n - 1)
-    i_bag = bag_of(p_offsets, i_at, n_bags, n_each)
-    i_first, i_stop = bag_ends(p_offsets, i_bag, n, n_offsets, n_each)
-    i_begin = i_first + tl.cdiv(tl.maximum(i_window - i_first, 0), PART) * PART
-    is_own = (i_first <= i_at) & ((i_last == 0) | (i_first > i_window)) & (i_stop - i_first > PART)
-    return i_bag, i_first, i_stop, i_begin, tl.where(is_own, tl.minimum(i_begin + PART, i_stop), i_begin)
-
-
-@triton.jit
 def sum_part(
     p_index, p_offsets, p_base, p_sample, p_weight, p_steps, p_parts, p_counts, i_part, n, n_bags, n_offsets, n_each, n_base,
     first_row, stop_row, n_total, i_padding, s_weight, o_col, N: tl.constexpr, BLOCK_N: tl.constexpr, FORMAT: tl.constexpr,
     MEAN: tl.constexpr, BLOCK_M: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """Stores a block of columns of a row of the partial sums, and how many ids count, if a long bag has a part for it."""
-    i_bag, i_first, i_stop, i_begin, i_end = part_at(p_offsets, i_part, n, n_bags, n_offsets, n_each, PART)
-    if i_begin < i_end:
+    i_window = i_part // 2 * PART
+    i_last = i_part % 2 * (PART - 1)  # 0 in the row of the bag with the first position
+    i_at = tl.minimum(i_window + i_last, n - 1)
+    i_first, i_stop = bag_ends(p_offsets, bag_of(p_offsets, i_at, n_bags, n_each), n, n_offsets, n_each)
+    i_begin = i_first + tl.cdiv(tl.maximum(i_window - i_first, 0), PART) * PART
+    is_own = (i_first <= i_at) & ((i_last == 0) | (i_first > i_window))
+    if is_own & (i_begin < i_stop) & (i_stop - i_first > PART):
         b_sum, n_counted, n_wrong, n_inside = sum_positions(
-            p_index, p_base, p_sample, p_weight, p_steps, i_begin, i_end, n_base, first_row, stop_row, n_total, i_padding,
-            s_weight, o_col, N, BLOCK_N, FORMAT, False, BLOCK_M,
+            p_index, p_base, p_sample, p_weight, p_steps, i_begin, tl.minimum(i_begin + PART, i_stop), n_base, first_row,
+            stop_row, n_total, i_padding, s_weight, o_col, N, BLOCK_N, FORMAT, False, BLOCK_M,
         )  # fmt: skip
         b_sum += tl.where(n_wrong > 0, float("nan"), 0.0)
         tl.store(p_parts + i_part * N + o_col, b_sum, mask=o_col < N)
@@ -238,14 +227,18 @@ def store_zeros(p_dx, p_dsample, i_first, i_stop, n, i_block, o_col, N: tl.const
 
 
 @triton.jit
-def spread_positions(
-    p_dy, p_index, p_base, p_sample, p_weight, p_dx, p_dsample, i_bag, i_first, i_stop, n_counted, n, n_base, first_row,
-    stop_row, i_padding, s_dy, s_weight, factor, eps, i_block, o_col, N: tl.constexpr, BLOCK_N: tl.constexpr,
+def spread_bag(
+    p_dy, p_index, p_offsets, p_base, p_sample, p_weight, p_dx, p_dsample, i_bag, n, n_bags, n_offsets, n_each, n_base,
+    first_row, stop_row, i_padding, s_dy, s_weight, factor, eps, i_block, o_col, N: tl.constexpr, BLOCK_N: tl.constexpr,
     MEAN: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Stores a block of columns of dx of positions of one bag, and its part of their dsample. n_counted: ids in the bag."""
+    """Stores a block of columns of dx of the positions of one bag, and its part of their dsample."""
+    i_first, i_stop = bag_ends(p_offsets, i_bag, n, n_offsets, n_each)
     b_dy = tl.load(p_dy + i_bag * s_dy + o_col, mask=o_col < N, other=0.0).to(tl.float32) * factor
     if MEAN:
+        n_counted = 0
+        for i in tl.range(i_first, i_stop):
+            n_counted += (id_at(p_index, p_base, i, n_base) != i_padding).to(tl.int32)
         b_dy = b_dy / tl.maximum(n_counted, 1).to(tl.float32)
     for i in tl.range(i_first, i_stop):
         b_dx = b_dy
@@ -265,53 +258,11 @@ def spread_positions(
             if p_sample is not None:
                 b_dx = b_dx * tl.load(p_sample + i).to(tl.float32)
             tl.store(p_dx + i * N + o_col, b_dx.to(p_dx.dtype.element_ty), mask=o_col < N)
-
-
-@triton.jit
-def spread_bag(
-    p_dy, p_index, p_offsets, p_base, p_sample, p_weight, p_dx, p_dsample, i_bag, n, n_bags, n_offsets, n_each, n_base,
-    first_row, stop_row, i_padding, s_dy, s_weight, factor, eps, i_block, o_col, N: tl.constexpr, BLOCK_N: tl.constexpr,
-    MEAN: tl.constexpr, NORM: tl.constexpr, PART: tl.constexpr = 0,
-):  # fmt: skip
-    """Stores what the positions of one bag get, with PART only of a bag of at most so many ids; and zeros beside bags."""
-    i_first, i_stop = bag_ends(p_offsets, i_bag, n, n_offsets, n_each)
-    i_end = i_stop
-    if PART > 0:
-        i_end = tl.where(i_stop - i_first > PART, i_first, i_stop)
-    n_counted = 0
-    if MEAN:
-        for i in tl.range(i_first, i_end):
-            n_counted += (id_at(p_index, p_base, i, n_base) != i_padding).to(tl.int32)
-    spread_positions(
-        p_dy, p_index, p_base, p_sample, p_weight, p_dx, p_dsample, i_bag, i_first, i_end, n_counted, n, n_base, first_row,
-        stop_row, i_padding, s_dy, s_weight, factor, eps, i_block, o_col, N, BLOCK_N, MEAN, NORM,
-    )  # fmt: skip
     if p_offsets is not None:
         if i_bag == 0:  # positions before the first bag
             store_zeros(p_dx, p_dsample, 0, tl.minimum(i_first, n), n, i_block, o_col, N, BLOCK_N)
         if i_bag == n_bags - 1:  # positions after the last bag
             store_zeros(p_dx, p_dsample, i_stop, n, n, i_block, o_col, N, BLOCK_N)
-
-
-@triton.jit
-def spread_part(
-    p_dy, p_index, p_offsets, p_base, p_sample, p_weight, p_dx, p_dsample, i_part, n, n_bags, n_offsets, n_each, n_base,
-    first_row, stop_row, i_padding, s_dy, s_weight, factor, i_block, o_col, N: tl.constexpr, BLOCK_N: tl.constexpr,
-    MEAN: tl.constexpr, PART: tl.constexpr,
-):  # fmt: skip
-    """Stores what the positions of a part of a long bag get, if one has this row of the partial sums."""
-    i_bag, i_first, i_stop, i_begin, i_end = part_at(p_offsets, i_part, n, n_bags, n_offsets, n_each, PART)
-    if i_begin < i_end:
-        n_counted = 0
-        if MEAN:  # ids of the whole bag
-            for i_next in tl.range(i_first, i_stop, 256):
-                o_i = i_next + tl.arange(0, 256)
-                b_id = id_at(p_index, p_base, tl.minimum(o_i, i_stop - 1), n_base)
-                n_counted += tl.sum(((b_id != i_padding) & (o_i < i_stop)).to(tl.int32), axis=0)
-        spread_positions(
-            p_dy, p_index, p_base, p_sample, p_weight, p_dx, p_dsample, i_bag, i_begin, i_end, n_counted, n, n_base,
-            first_row, stop_row, i_padding, s_dy, s_weight, factor, 0.0, i_block, o_col, N, BLOCK_N, MEAN, False,
-        )  # fmt: skip
 
 
 @triton.jit(
@@ -392,30 +343,18 @@ def spread_bags_kernel(
     # As those of Ascend's kernel.
     p_dy, p_index, p_offsets, p_base, p_sample, p_weight, p_dx, p_dsample,
     n, n_bags, n_offsets, n_each, n_base, first_row, stop_row, i_padding, s_dy, s_weight, factor, eps,
-    N: tl.constexpr, BLOCK_N: tl.constexpr, MEAN: tl.constexpr, NORM: tl.constexpr, PART: tl.constexpr,
+    N: tl.constexpr, BLOCK_N: tl.constexpr, MEAN: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """dx of each position of a bag, and the gradient of its sample weight. Programs of parts come first."""
+    """dx of each position of a bag, and the gradient of its sample weight."""
     n_blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    n_parts = 0
-    if PART > 0:
-        n_parts = 2 * tl.cdiv(n, PART)
-    for i_task in tl.range(tl.program_id(0), (n_parts + n_bags) * n_blocks, tl.num_programs(0)):
+    for i_task in tl.range(tl.program_id(0), n_bags * n_blocks, tl.num_programs(0)):
         i_block = i_task % n_blocks
         o_col = i_block * BLOCK_N + tl.arange(0, BLOCK_N)
-        i_place = tl.cast(i_task // n_blocks, tl.int64)
-        if i_place < n_parts:
-            if PART > 0:
-                spread_part(
-                    p_dy, p_index, p_offsets, p_base, p_sample, p_weight, p_dx, p_dsample, i_place, n, n_bags, n_offsets,
-                    n_each, n_base, first_row, stop_row, i_padding, s_dy, s_weight, factor, i_block, o_col,
-                    N, BLOCK_N, MEAN, PART,
-                )  # fmt: skip
-        else:
-            spread_bag(
-                p_dy, p_index, p_offsets, p_base, p_sample, p_weight, p_dx, p_dsample, i_place - n_parts, n, n_bags,
-                n_offsets, n_each, n_base, first_row, stop_row, i_padding, s_dy, s_weight, factor, eps, i_block, o_col,
-                N, BLOCK_N, MEAN, NORM, PART,
-            )  # fmt: skip
+        spread_bag(
+            p_dy, p_index, p_offsets, p_base, p_sample, p_weight, p_dx, p_dsample, tl.cast(i_task // n_blocks, tl.int64), n,
+            n_bags, n_offsets, n_each, n_base, first_row, stop_row, i_padding, s_dy, s_weight, factor, eps, i_block, o_col,
+            N, BLOCK_N, MEAN, NORM,
+        )  # fmt: skip
 
 
 def bags_launch(shape: RowShape, *, several: bool) -> Launch:
