@@ -1,0 +1,58 @@
+"""What may shrink and not grow without a word: files and lines of packages, parameters of kernels, private names of PyTorch.
+
+Who has to raise a number here says why in the commit.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from tools.workspace import ROOT, read_packages
+
+# Of the sources of a package: files, lines, and of an operator the share of its lines that is device code, in hundredths.
+MOST = {
+    "npu_tiling": (23, 5600, 0),
+    "rms_norm": (31, 5100, 18),
+    "embedding": (25, 5500, 28),
+    "attn_res": (32, 6400, 20),
+    "fused_linear_cross_entropy": (48, 10450, 17),
+}
+MOST_PARAMETERS = 36  # of a kernel
+PRIVATE = re.compile(r"\btorch\.(?:\w+\.)*_\w+")
+WITH_PRIVATE_NAMES = {"dispatch", "dtensor", "launch", "listing", "models", "operators", "plans"}
+
+
+def sources(package):
+    return sorted((ROOT / package.folder / "src").rglob("*.py"))
+
+
+def kernels(file):
+    """The functions of a page that Triton compiles."""
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.FunctionDef) and any("triton.jit" in ast.unparse(each) for each in node.decorator_list):
+            yield node
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_a_package_does_not_grow_without_a_word(name):
+    files, (most_files, most_lines, share) = sources(read_packages()[name]), MOST[name]
+    lines = sum(len(file.read_text().splitlines()) for file in files)
+    device = sum(node.end_lineno - node.lineno + 1 for file in files for node in kernels(file))
+    assert len(files) <= most_files
+    assert lines <= most_lines
+    assert 100 * device >= share * lines, f"{device} of {lines} lines"
+
+
+def test_kernels_have_no_more_parameters():
+    packages = [package for name, package in read_packages().items() if name in MOST]
+    found = {node.name: len(node.args.args) for each in packages for file in sources(each) for node in kernels(file)}
+    assert max(found.values()) <= MOST_PARAMETERS, max(found, key=found.get)
+
+
+def test_private_names_of_pytorch_stand_in_few_pages_of_the_core():
+    assert {
+        file.stem for file in sources(read_packages()["npu_tiling"]) if PRIVATE.search(file.read_text())
+    } == WITH_PRIVATE_NAMES
