@@ -6,13 +6,15 @@ one that adds to the weight's gradient moves 2 H V elements of it:
 
     T = OVERLAP * (operations per second) / (bytes per second) * (bytes of an element)
 
-but no more than the memory budget allows.
+but no more than the memory budget allows. Where a kernel multiplies, twice as many are wanted (`Demand.length_factor`).
 
-More tokens take chunks of the vocabulary or of tokens. With chunks of the vocabulary the gradient needs all logits a second
-time. The first case that holds is taken:
+The logits of all tokens are in memory together where there are no more tokens than T and than the budget allows. More tokens
+take chunks of the vocabulary or of tokens. With chunks of the vocabulary the gradient needs all logits a second time. The
+first case that holds is taken:
 
     all logits may be kept (`Demand.kept_bytes`) and fit, in x's dtype, in the memory of the weight's gradient (in equal
-    dtypes: tokens <= H): chunks of the vocabulary, whose logits are kept there; no chunk adds to another chunk's result
+    dtypes: tokens <= H): chunks of the vocabulary, of at most `_KEPT_BUDGET`, whose logits are kept there; no chunk adds to
+    another chunk's result
     the budget allows at least three eighths of T tokens (`_MIN_CHUNK_SHARE`): chunks of tokens
     else: chunks of the vocabulary, whose logits are computed twice
 
@@ -61,7 +63,7 @@ class Shape(NamedTuple):
         unfinished: whether factors of the gradients are left for later (see `target_facts` in loss/reference.py).
         writes_fp32: whether matrix products of x's dtype can be fp32.
         frozen_width: of the columns of x, those of a weight that is not trained; the others are an adapter's.
-        is_readable: whether a kernel's own matrix product can read x and the weight (see `is_possible` in loss/product.py).
+        is_readable: whether a kernel's own matrix product can read x and the weight (see `is_possible` in tiling.py).
         device: whose kernels run; None for plain PyTorch.
     """
 

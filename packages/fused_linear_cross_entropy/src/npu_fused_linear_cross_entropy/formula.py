@@ -5,8 +5,8 @@
     gradient of z:     dz = exp(z - k) (a + q (z - k)) - c w - b [column = target]
     gradient of raw:   logit_scale dz (1 - (z / softcap)^2)
 
-a, b, c and q are factors of each token (see reference/), a and q with 1 / S; w is the class weight of a column. L, rounded,
-would lose the digits that differ where all z are large: z - k comes first.
+a, b, c and q are factors of each token (see loss/reference.py), a and q with 1 / S; w is the class weight of a column. L,
+rounded, would lose the digits that differ where all z are large: z - k comes first.
 
 Without softcap, smoothing and entropies the gradient of raw is v E, and g more at the target:
 

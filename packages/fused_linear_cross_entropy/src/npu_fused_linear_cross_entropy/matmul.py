@@ -12,7 +12,6 @@ from torch import Tensor
 
 PLANS_FOR_CALLERS = True  # steps are those of the lines that ask for products
 
-ASKED_THROUGH = True  # a step of a product names the line that asked for the product
 _COPY_BYTES = 2**24  # operands are copied in pieces of at most this
 _HALF = 2  # bytes of bf16 and fp16
 _UNIT = 8  # of their elements: 16 bytes

@@ -36,7 +36,6 @@ ROWS = 2  # of a tile of a part of a row on Ascend: fewer would not keep row red
 
 class _Kernel(NamedTuple):
     function: str
-    module: str
     computes_statistics: bool
     writes_in_place: bool  # over the logits
 
@@ -44,14 +43,14 @@ class _Kernel(NamedTuple):
 class ChunkKernel(Enum):
     """The kernels over chunks of logits."""
 
-    STATISTICS = _Kernel("cross_entropy_statistics_kernel", "both.two_sweeps", True, False)
-    GRADIENT = _Kernel("cross_entropy_gradient_kernel", "both.two_sweeps", False, True)
-    BOTH = _Kernel("cross_entropy_kernel", "both.two_sweeps", True, True)
-    KEEP = _Kernel("cross_entropy_keep_kernel", "both.keep", True, False)
-    EXPONENTIALS = _Kernel("cross_entropy_exponentials_kernel", "both.one_sweep", True, True)
-    DISTRIBUTIONS = _Kernel("distribution_statistics_kernel", "both.distributions", True, False)
-    DISTRIBUTION_GRADIENT = _Kernel("distribution_gradient_kernel", "both.distributions", False, True)
-    DISTILLATION = _Kernel("distillation_kernel", "both.distillation", True, True)
+    STATISTICS = _Kernel("cross_entropy_statistics_kernel", True, False)
+    GRADIENT = _Kernel("cross_entropy_gradient_kernel", False, True)
+    BOTH = _Kernel("cross_entropy_kernel", True, True)
+    KEEP = _Kernel("cross_entropy_keep_kernel", True, False)
+    EXPONENTIALS = _Kernel("cross_entropy_exponentials_kernel", True, True)
+    DISTRIBUTIONS = _Kernel("distribution_statistics_kernel", True, False)
+    DISTRIBUTION_GRADIENT = _Kernel("distribution_gradient_kernel", False, True)
+    DISTILLATION = _Kernel("distillation_kernel", True, True)
 
 
 @dataclass(frozen=True, kw_only=True)

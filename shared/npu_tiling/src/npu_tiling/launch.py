@@ -46,7 +46,7 @@ class Tiled(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class LaunchSpec:
-    """Everything of a launch that its tensors' addresses do not change: made once for equal launches, by a cached function.
+    """Everything of a launch that its tensors' addresses do not change: a plan keeps it.
 
     Attributes:
         launch: the tiling.
@@ -391,7 +391,7 @@ class Kernels:
 
     def _import(self, module: str, kernel: str) -> Any:
         found = getattr(import_kernels(f"{self.package}.{module}", self._distribution), kernel)
-        if isinstance(found, FunctionType):  # device/language.py found no Triton that can be imported
+        if isinstance(found, FunctionType):  # device.py found no Triton that can be imported
             import_kernels("triton", self._distribution)
         return found
 
