@@ -255,7 +255,12 @@ def _write_results(
         if known is not None and counted is not None:
             absent = torch.where(counted, torch.nan, 0.0).to(values.dtype)  # PyTorch's default dtype may be a wider one
             values = torch.where(known, values, absent)
-        into.copy_(values.view(into.shape) if options.reduction == "none" else values.sum() / divisor)
+        if options.reduction == "none":
+            into.copy_(values.view(into.shape))
+            return
+        torch.sum(values, 0, dtype=into.dtype, out=into)
+        if options.reduction == "mean":
+            into.div_(divisor)
 
     of_all = options.soft_weight * losses[0]
     write(of_all + options.hard_weight * losses[1] if options.hard_weight else of_all, loss)
