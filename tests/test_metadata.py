@@ -236,9 +236,9 @@ def test_source_runs_on_the_oldest_python(package):
 
 
 def find_python(version: str) -> str | None:
-    """A Python of this version, 3.10, on this machine: one on the path, or one of pyenv's."""
-    found = [shutil.which(f"python{version}"), *Path.home().glob(f".pyenv/versions/{version}.*/bin/python")]
-    for python in filter(None, found):
+    """A Python of this version, 3.10, on this machine: one on the path, or one that pyenv has installed."""
+    found = shutil.which(f"python{version}")
+    for python in [found, *Path(found).parents[1].glob(f"versions/{version}.*/bin/python")] if found else []:
         asked = [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
         if subprocess.run(asked, capture_output=True, text=True).stdout.strip() == version:  # not a shim that has none
             return str(python)

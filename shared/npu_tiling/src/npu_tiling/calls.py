@@ -106,7 +106,7 @@ class Signature:
         """
         self.name, self.fixed, self._record = name, dict(fixed or {}), record
         hints = get_type_hints(record, include_extras=True)
-        self._shared = {field: kind for field, kind in hints.items() if hasattr(kind, "_fields")}
+        self._shared = {field: kind for field, kind in hints.items() if isinstance(kind, type) and hasattr(kind, "_fields")}
         kinds: dict[str, Any] = {}
         places = []
         for field, kind in hints.items():
