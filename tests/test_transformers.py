@@ -352,6 +352,18 @@ def test_the_report_says_how_to_keep_the_logits():
     assert "keep_logits" not in str(patch(make("Llama"), keep_logits=True))
 
 
+def test_a_model_without_logits_says_once_how_to_keep_them(monkeypatch):
+    monkeypatch.setattr("npu_fused_linear_cross_entropy.patching._without_logits", set())
+    model, inputs = make("Llama"), batch()
+    with npu_fused_linear_cross_entropy.patch(model), pytest.warns(UserWarning, match="keep_logits=True") as told:
+        for _ in range(2):
+            assert model(**inputs).logits is None
+    assert len(told) == 1
+    with npu_fused_linear_cross_entropy.patch(model, keep_logits=True), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(**inputs)
+
+
 @pytest.mark.parametrize("family", ["Llama", "Gemma2"])
 @pytest.mark.parametrize("training", [True, False])
 def test_flops_are_those_of_the_model(family, training):
@@ -388,11 +400,18 @@ def test_a_patched_model_is_traced(tmp_path):
 
 @pytest.mark.slow
 def test_a_patched_model_is_exported_to_onnx():
-    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
     model, ids = make("Llama").eval(), batch()["input_ids"]
     patch_all(model)
     program = torch.onnx.export(Logits(model), (ids,), dynamo=True, verbose=False)
     assert not [node for node in program.model.graph if "npu" in f"{node.domain}{node.op_type}"]
+
+
+def test_torch_fx_is_refused_by_name():
+    model = make("Llama")
+    patch_all(model)
+    for module in (model, model.model.norm):
+        with pytest.raises(TypeError, match=r"undo\(\) first"):
+            torch.fx.symbolic_trace(module)
 
 
 def test_classes_of_patched_models_are_pickled():

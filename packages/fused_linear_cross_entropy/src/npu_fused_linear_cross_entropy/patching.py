@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import typing
+import warnings
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from npu_tiling.models import (
     Patch,
     Replacement,
     as_constant,
+    by_name,
     called_otherwise,
     derived,
     from_package,
@@ -71,7 +73,8 @@ def patch(
 ) -> Patch:
     """Let `causal_lm_loss` compute the training loss of transformers' causal language models, without their logits.
 
-    Called in training mode and with labels, a patched model returns that loss, and `logits=None`. Called otherwise it does
+    Called in training mode and with labels, a patched model returns that loss, and `logits=None`, with a warning the first
+    time that says how to keep them. Called otherwise it does
     what it did: evaluation and generation have logits. `ignore_index`, `shift_labels`, `num_items_in_batch`,
     `logits_to_keep` and a config's `final_logit_softcapping` count as before.
 
@@ -141,13 +144,12 @@ def _patched(known: type[Any], *options: Any) -> type[nn.Module]:
 def _with_fused_loss(known: type[Any]) -> Any:
     @with_signature_of(known)
     def forward(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        names = names_of(known.forward)
-        given = {**dict(zip(names, arguments, strict=False)), **keywords}
+        given = by_name(known.forward, arguments, keywords)
         if not _fuses(self, known, given):
             return known.forward(self, *arguments, **keywords)
         labels, kept = given.pop("labels"), given.pop("logits_to_keep", 0)
         as_dict = given.pop("return_dict", None)
-        has_router = "output_router_logits" in names
+        has_router = "output_router_logits" in names_of(known.forward)
         if has_router and given.get("output_router_logits") is None:
             given["output_router_logits"] = self.config.get_text_config().output_router_logits
         outputs = self.model(**given)
@@ -157,7 +159,7 @@ def _with_fused_loss(known: type[Any]) -> Any:
         output_type = _output_type(known.forward)
         found: dict[str, Any] = {name: getattr(outputs, name, None) for name in output_type.__dataclass_fields__}
         found["loss"] = _loss(self, hidden, labels, given)
-        found["logits"] = _logits(self, hidden) if self.options.keep_logits else None
+        found["logits"] = _logits(self, hidden) if self.options.keep_logits else _tell_of_logits(known.__name__)
         if has_router and given["output_router_logits"]:
             found["aux_loss"], share = _router_loss(self, known.__module__, outputs, given.get("attention_mask"))
             found["loss"] = found["loss"] + share
@@ -216,6 +218,17 @@ def _other_loss(known: type[Any], function: Any) -> str | None:
     if not is_made_by_hand(known) and not from_package(function, "transformers"):
         return f"its loss function is not the {_LOSS} of transformers"
     return None
+
+
+_without_logits: set[str] = set()
+
+
+@as_constant
+def _tell_of_logits(name: str) -> None:
+    """Say once of each class how to keep the logits."""
+    if name not in _without_logits:
+        _without_logits.add(name)
+        warnings.warn(f"{name} returns logits=None with its loss: patch(model, keep_logits=True) keeps them.", stacklevel=3)
 
 
 def _loss(model: Any, hidden: Tensor, labels: Tensor, given: dict[str, Any]) -> Any:

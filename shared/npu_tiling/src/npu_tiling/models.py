@@ -414,14 +414,26 @@ def with_signature_of(known: type[Any]) -> Callable[[Callable[..., Any]], Callab
     return decorate
 
 
+def by_name(forward: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of `forward` by their names."""
+    _check_given(arguments)
+    return {**dict(zip(names_of(forward), arguments, strict=False)), **keywords}
+
+
 def in_order(forward: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
     """The arguments of a call of `forward` by their places; () where it does not take them."""
+    _check_given(arguments)
     if not keywords:
         return arguments
     later = names_of(forward)[len(arguments) : len(arguments) + len(keywords)]
     if len(later) < len(keywords) or not all(name in keywords for name in later):
         return ()
     return (*arguments, *[keywords[name] for name in later])
+
+
+def _check_given(arguments: Any) -> None:
+    if not isinstance(arguments, tuple):  # torch.fx gives one proxy for all of them to the module that it traces
+        raise TypeError("torch.fx.symbolic_trace takes no patched module: undo() first, or trace a module that calls it.")
 
 
 @as_constant
