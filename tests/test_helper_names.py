@@ -1,7 +1,10 @@
-"""Device helpers that one kernel reaches have names of their own: triton-ascend 3.2.0 tells helpers apart by name and types.
+"""What the releases of triton-ascend ask of device code, read from its source.
+
+Device helpers that one kernel reaches have names of their own: triton-ascend 3.2.0 tells helpers apart by name and types.
 
 Where two helpers of one name meet in a kernel, the second silently computes the first; a helper called `sigmoid` replaces
-`tl.sigmoid`.
+`tl.sigmoid`. A masked load says what a masked element is: releases after 3.2.1 leave it undefined, where 3.2.0 gives zero, and they
+refuse `other` without a mask.
 """
 
 from __future__ import annotations
@@ -89,3 +92,44 @@ def planted_kernel(p_x):
 
 def test_a_helper_with_the_name_of_one_of_tritons_is_found():
     assert clashes(planted_kernel) == ["sigmoid"]
+
+
+def undefined_loads(path):
+    """Loads of a file with a mask and without `other`, or the reverse.
+
+    One whose value is stored at once under its own mask needs no `other`.
+    """
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    loads = [call for call in calls if ast.unparse(call.func) == "tl.load"]
+    stores = [call for call in calls if ast.unparse(call.func) == "tl.store" and call.args[1] in loads]
+    stored = [store.args[1] for store in stores if mask_of(store, 2) == mask_of(store.args[1], 1)]
+    return [ast.unparse(load) for load in loads if load not in stored and bool(mask_of(load, 1)) != has_other(load)]
+
+
+def has_other(load):
+    return len(load.args) > 2 or "other" in named(load)
+
+
+def mask_of(call, position):
+    """The expression of a load's or a store's mask, "" where it has none."""
+    given = call.args[position] if len(call.args) > position else named(call).get("mask")
+    return ast.unparse(given) if given is not None else ""
+
+
+def named(call):
+    return {keyword.arg: keyword.value for keyword in call.keywords}
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=[package.name for package in PACKAGES])
+def test_a_masked_load_says_what_a_masked_element_is(package):
+    files = sorted((ROOT / package.folder / "src").rglob("*.py"))
+    assert {str(path): undefined_loads(path) for path in files if undefined_loads(path)} == {}
+
+
+def test_loads_that_leave_a_masked_element_undefined_are_found(tmp_path):
+    file = tmp_path / "kernel.py"
+    file.write_text(
+        "tl.load(p, m, 0.0)\ntl.load(p, mask=m, other=0)\ntl.load(p)\ntl.store(q, tl.load(p, mask=m), mask=m)\n"
+        "tl.load(p, m)\ntl.load(p, other=0)\ntl.store(q, tl.load(p, mask=n), mask=m)\ntl.store(q, tl.load(p, mask=m))\n"
+    )
+    assert undefined_loads(file) == ["tl.load(p, m)", "tl.load(p, other=0)", "tl.load(p, mask=n)", "tl.load(p, mask=m)"]

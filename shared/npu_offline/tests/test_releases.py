@@ -4,10 +4,11 @@ import re
 
 import pytest
 import triton.backends.ascend.compiler as of_triton_ascend
-from npu_offline import CompilationError
+from npu_offline import CompilationError, ToolchainMissingError
 from npu_offline.cli import main
 from npu_offline.commands import releases
 from npu_offline.toolchain import compilation
+from npu_tiling import doctor
 from sample_kernels import rms_norm
 
 SIGNATURE = {"x_ptr": "*bf16", "w_ptr": "*bf16", "y_ptr": "*bf16", "n_rows": "i32", "eps": "fp32"}
@@ -39,6 +40,15 @@ def test_the_attribute_that_does_not_count_is_in_the_module(monkeypatch):
     monkeypatch.setattr(releases, "_MIX_MODE", re.compile("nothing of the kind"))
     launch = a_launch()
     assert releases.changed(launch, releases.RELEASES["3.2.1"], "Ascend910B4", "1.2.0") == "another final module"
+
+
+def test_another_release_in_the_environment_is_refused(monkeypatch):
+    """The passes that are driven are of one release."""
+    monkeypatch.setattr(doctor, "version", {"triton-ascend": "3.6.0"}.get)
+    with pytest.raises(
+        ToolchainMissingError, match=r"triton-ascend 3\.2\.0, not of 3\.6\.0\. Cure: pip install .*==3\.2\.0"
+    ):
+        compilation.compile_kernel(a_launch())
 
 
 def test_options_are_of_3_2_0_and_have_other_values_there():

@@ -55,6 +55,90 @@ def test_both_are_found_whichever_came_first(environment, names):
     assert "pip uninstall -y triton-ascend" in installation.triton_problem(ascend=False).what
 
 
+def test_flagtree_over_triton_ascend_is_found(environment):
+    """FlagGems installed triton-ascend 3.2.1 over it: `No module named 'triton._C.libtriton.ascend'`."""
+    folder = environment(flagtree="0.6.2a1+ascend3.5", triton_ascend="3.2.1")
+    problem = installation.triton_problem(ascend=True)
+    assert problem.what == (
+        "flagtree 0.6.2a1+ascend3.5 and triton-ascend 3.2.1 are both installed, each over files of the other."
+    )
+    assert problem.cure == ("pip uninstall -y flagtree", CURE[1])
+    assert "To keep" not in installation.triton_problem(ascend=False).what
+    environment(pybind11=None, triton="3.7.1")
+    problem = installation.triton_problem(ascend=True)
+    assert "and triton-ascend 3.2.1 are all installed, each over files of the others." in problem.what
+    assert problem.cure == ("pip uninstall -y triton flagtree", CURE[1])
+    assert "pip uninstall -y flagtree triton-ascend && pip install" in installation.triton_problem(ascend=False).what
+    shutil.rmtree(folder / "triton_ascend-3.2.1.dist-info")
+    shutil.rmtree(folder / "triton-3.7.1.dist-info")
+    assert installation.triton_problem(ascend=True).what.startswith("flagtree 0.6.2a1+ascend3.5 does not compile for Ascend")
+
+
+def test_a_flagtree_for_ascend_is_said_not_refused(environment, capsys, monkeypatch):
+    monkeypatch.setattr(doctor, "import_error", lambda modules: None)
+    folder = environment(flagtree="0.6.2a1+ascend3.5")
+    with (folder / "flagtree-0.6.2a1+ascend3.5.dist-info" / "RECORD").open("a") as record:
+        record.write("triton/backends/ascend/driver.py,,\n")
+    assert doctor.main(ascend=True) == 0
+    said = capsys.readouterr().out
+    assert "Note: flagtree 0.6.2a1+ascend3.5 takes the place of triton-ascend: our kernels were not run with it." in said
+    assert "No problem found." in said
+
+
+@pytest.mark.parametrize(
+    ("release", "note"),
+    [
+        ("3.2.0", None),
+        ("3.2.2", "its launcher and its options were read"),
+        ("3.6.0", "its launcher and its options were read"),
+        ("3.6.0.dev0+git12345678", "its launcher and its options were read"),
+        ("3.7.0", "nothing of it was read"),
+    ],
+)
+def test_releases_that_were_not_run_are_said_not_refused(environment, monkeypatch, tmp_path, release, note):
+    (tmp_path / "cann-9.1.0").mkdir()
+    environment(triton_ascend=release)
+    expected = [f"triton-ascend {release}: our kernels were run with 3.2.0 alone; {note}."] if note else []
+    assert installation.notes() == expected
+    if not release.startswith("3.2"):  # which CANN it is for is not known
+        monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path / "cann-9.1.0"))
+        assert installation.triton_problem(ascend=True) is None
+
+
+def test_what_others_pin_for_ascend_is_said(environment):
+    """As the extra of fla-core 0.6.0 does."""
+    folder = environment(triton_ascend="3.2.0", torch="2.10.0+cpu", torch_npu="2.10.0.post4", fla_core="0.6.0")
+    with (folder / "fla_core-0.6.0.dist-info" / "METADATA").open("a") as file:
+        file.write('Requires-Dist: torch==2.10.0; extra == "npu"\nRequires-Dist: torch_npu==2.10.0.post7; extra == "npu"\n')
+        file.write(
+            'Requires-Dist: torchvision==0.25.0; extra == "npu"\nRequires-Dist: triton-ascend==3.6.0; extra == "npu"\n'
+        )
+        file.write('Requires-Dist: torch==2.7.0; extra == "cuda"\n')
+    assert installation.notes() == [
+        "fla-core 0.6.0 asks in its extra npu for torch_npu 2.10.0.post7 (here 2.10.0.post4), triton-ascend 3.6.0 (here 3.2.0)."
+    ]
+    shutil.rmtree(folder / "torch_npu-2.10.0.post4.dist-info")
+    assert installation.notes() == []
+
+
+@pytest.mark.parametrize(
+    ("torch", "torch_npu", "fits"),
+    [
+        ("2.14.0", "2.14.0", True),
+        ("2.10.0+cpu", "2.10.0.post7", True),
+        ("2.14.1", "2.14.0", False),
+        ("2.13.0", "2.14.0", False),
+    ],
+)
+def test_torch_npu_takes_the_torch_of_its_numbers(environment, torch, torch_npu, fits):
+    """As its metadata say, `torch==2.14.0.*`."""
+    environment(torch=torch, torch_npu=torch_npu)
+    numbers = torch_npu.partition(".post")[0]
+    assert [problem.cure for problem in installation.torch_npu_problems()] == (
+        [] if fits else [(f"pip install torch=={numbers}",)]
+    )
+
+
 def test_one_alone_and_whole_is_fine(environment):
     environment(triton_ascend="3.2.0")
     assert installation.triton_problem(ascend=True) is installation.triton_problem(ascend=False) is None

@@ -72,6 +72,16 @@ def test_a_wrapper_that_is_not_known_is_called_as_the_jit_calls_it(launch, ascen
     assert compiled.run.wrapped == [values for _, values in compiled.calls] and len(compiled.calls) == 4
 
 
+def test_a_triton_ascend_of_triton_3_6_is_called_with_its_constants(launch):
+    """It keeps hooks where Triton does, passes constants on, and its wrapper names what 3.2.0's does not."""
+    tensor = fake_triton.tensor_on("npu", 0)
+    kernel = launch(tensor, times=4, wrapped="later", stream="stream of 0")
+    (compiled,) = kernel.compiled.values()
+    assert len(kernel.jit) == 2
+    direct = (7, 1, 1, "stream of 0", "function", "packed metadata", None, None, None, tensor, None, 3, 0.5, 64)
+    assert compiled.run.wrapped[2:] == [values for _, values in compiled.calls[2:]] == [direct] * 2
+
+
 def test_an_ascend_kernel_of_another_device_is_called_there(launch, ascend):
     kernel = launch(fake_triton.tensor_on("npu", 1), times=4, call=no_constants, wrapped=True, stream="stream of 1")
     (compiled,) = kernel.compiled.values()

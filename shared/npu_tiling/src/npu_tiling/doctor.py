@@ -57,8 +57,8 @@ def expected_triton_ascend() -> str | None:
 TRITON_ASCEND = "3.2.0"
 """The release of triton-ascend whose compiler stages npu-offline drives; the newest that the public index has."""
 
-TRITON_ASCEND_RANGE = ">=3.2.0,<3.3"
-"""What the extra `npu` takes."""
+TRITON_ASCEND_RANGE = ">=3.2.0,<3.7"
+"""What the extra `npu` takes: 3.2.0, which was run, and releases of which the launcher and the options were read alone."""
 
 WHEELS_PYTHON = ((3, 9), (3, 11))
 """The oldest and the newest Python that it has wheels for."""
@@ -66,6 +66,9 @@ WHEELS_PYTHON = ((3, 9), (3, 11))
 WHEELS_MACHINES = ("x86_64", "aarch64")
 """The machines that it has wheels for, all under Linux."""
 
+_TRITONS = ("triton", "flagtree", "triton-ascend")  # each installs the module triton
+_NOT_READ = (3, 7)  # and later ones
+_PINNED = re.compile(r"(torch|torch_npu|triton-ascend)==([\w.]+);.*extra == ['\"]npu['\"]")
 _HASHED_BYTES = 1 << 20  # larger files, the shared libraries, are compared by size
 
 
@@ -86,10 +89,6 @@ class Problem:
 
 
 REINSTALL_ASCEND = f"pip install --force-reinstall --no-deps triton-ascend=={TRITON_ASCEND}"
-CURE_ASCEND = ("pip uninstall -y triton", REINSTALL_ASCEND)
-"""What leaves triton-ascend alone and whole, whatever was installed before, in whatever order."""
-
-
 BUILDS_WITH = "pybind11"
 """What triton-ascend imports and its metadata do not ask for; the extra `npu` does."""
 
@@ -159,33 +158,79 @@ def triton_problem(*, ascend: bool | None = None) -> Problem | None:
     """
     if ascend is None:
         ascend = version("torch_npu") is not None
-    stock, ours = version("triton"), version("triton-ascend")
     reinstall = reinstall_ascend()
-    cure = (CURE_ASCEND[0], *reinstall)
-    if stock and ours:
-        what = f"triton {stock} and triton-ascend {ours} are both installed, each over files of the other."
-        cuda = f"pip uninstall -y triton-ascend && pip install --force-reinstall --no-deps triton=={stock}"
-        return Problem(what if ascend else f"{what} To keep the one for CUDA instead: {cuda}.", cure)
-    if ascend and not ours:
+    tritons = {name: found for name in _TRITONS if (found := version(name))}
+    ours = tritons.get("triton-ascend")
+    others = [name for name in tritons if name != "triton-ascend"]
+    cure = (f"pip uninstall -y {' '.join(others)}", *reinstall)
+    if len(tritons) > 1:
+        *first, last = (f"{name} {found}" for name, found in tritons.items())
+        count, files = ("both", "other") if len(first) == 1 else ("all", "others")
+        what = f"{', '.join(first)} and {last} are {count} installed, each over files of the {files}."
+        if not ascend and "triton" in tritons:
+            rest = " ".join(name for name in tritons if name != "triton")
+            cuda = f"pip install --force-reinstall --no-deps triton=={tritons['triton']}"
+            what += f" To keep the one for CUDA instead: pip uninstall -y {rest} && {cuda}."
+        return Problem(what, cure)
+    if ascend and not ours and not _has_ascend("flagtree"):
         reason = missing_wheel()
         if reason:
             return Problem(f"triton-ascend is not installed: {reason}")
-        if stock:
-            return Problem(f"triton {stock} does not compile for Ascend, and triton-ascend is not installed.", cure)
-        return Problem("triton-ascend is not installed.", reinstall)
+        if not tritons:
+            return Problem("triton-ascend is not installed.", reinstall)
+        ((name, found),) = tritons.items()
+        return Problem(f"{name} {found} does not compile for Ascend, and triton-ascend is not installed.", cure)
     expected = expected_triton_ascend()
-    if ascend and expected is not None and ours != expected:
+    if ascend and expected is not None and ours in BY_CANN.values() and ours != expected:
         return Problem(f"triton-ascend {ours} is for another CANN than {cann_version()}, which takes {expected}.", reinstall)
-    name, found = ("triton-ascend", ours) if ours else ("triton", stock)
     more = _install_what_it_builds_with() if ours else ()
-    damaged = damaged_files(name) if found else []
-    if damaged:
-        files = ", ".join(damaged[:3]) + (", ..." if len(damaged) > 3 else "")
-        what = f"{name} {found} is damaged: {len(damaged)} of its files are missing or another's ({files})."
-        return Problem(what, (f"pip install --force-reinstall --no-deps {name}=={found}", *more))
+    for name, found in tritons.items():
+        damaged = damaged_files(name)
+        if damaged:
+            files = ", ".join(damaged[:3]) + (", ..." if len(damaged) > 3 else "")
+            what = f"{name} {found} is damaged: {len(damaged)} of its files are missing or another's ({files})."
+            return Problem(what, (f"pip install --force-reinstall --no-deps {name}=={found}", *more))
     if more:
         return Problem(f"triton-ascend {ours} imports {BUILDS_WITH}, which is not installed.", more)
     return None
+
+
+def notes() -> list[str]:
+    """What differs from what was run, and need not be wrong: a sentence each."""
+    said = []
+    ours, flagtree = version("triton-ascend"), version("flagtree")
+    if ours and ours != TRITON_ASCEND:
+        read = "its launcher and its options were read" if _numbers(ours) < _NOT_READ else "nothing of it was read"
+        said.append(f"triton-ascend {ours}: our kernels were run with {TRITON_ASCEND} alone; {read}.")
+    if flagtree and _has_ascend("flagtree"):
+        said.append(f"flagtree {flagtree} takes the place of triton-ascend: our kernels were not run with it.")
+    if version("torch_npu"):
+        said += map(_pins_of, importlib.metadata.distributions())
+    return [*filter(None, said)]
+
+
+def _pins_of(distribution: importlib.metadata.Distribution) -> str:
+    """What a package's extra `npu` pins and another release of which is installed, as fla-core's; "" where nothing is."""
+    other = []
+    for requirement in distribution.requires or ():
+        pin = _PINNED.match(requirement)
+        installed = pin and version(pin[1])
+        if pin and installed and installed.partition("+")[0] != pin[2]:
+            other.append(f"{pin[1]} {pin[2]} (here {installed})")
+    if not other:
+        return ""
+    return f"{distribution.metadata['Name']} {distribution.version} asks in its extra npu for {', '.join(other)}."
+
+
+def _has_ascend(distribution: str) -> bool:
+    """Whether an installed Triton has a backend for Ascend; False where it is not installed."""
+    if version(distribution) is None:
+        return False
+    return "triton/backends/ascend/" in (importlib.metadata.distribution(distribution).read_text("RECORD") or "")
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", release.partition("+")[0])[:3]))
 
 
 NORMS, LOSS, EMBEDDING = "npu-rms-norm", "npu-fused-linear-cross-entropy", "npu-embedding"
@@ -446,7 +491,7 @@ def torch_npu_problems() -> list[Problem]:
     """What keeps the installed torch_npu from loading into the installed torch."""
     found = []
     torch, torch_npu = version("torch"), version("torch_npu")
-    if torch and torch_npu and torch.split(".")[:2] != torch_npu.split(".")[:2]:
+    if torch and torch_npu and _numbers(torch) != _numbers(torch_npu):
         cure = f"pip install torch=={'.'.join(torch_npu.split('.')[:3])}"
         found.append(Problem(f"torch_npu {torch_npu} is for another torch than {torch}.", (cure,)))
     if torch and torch_npu and is_cuda_build():
@@ -470,7 +515,7 @@ def problems(modules: Sequence[str] = (), *, ascend: bool | None = None) -> list
         found.append(triton)
     found += torch_npu_problems()
     if not found:
-        here = {"torch": ("torch",), "torch_npu": ("torch_npu",), "triton": ("triton", "triton-ascend")}
+        here = {"torch": ("torch",), "torch_npu": ("torch_npu",), "triton": _TRITONS}
         basis = [module for module, names in here.items() if any(map(version, names))]
         error = import_error([*basis, *modules])
         if error:
@@ -500,11 +545,13 @@ def main(
     print(f"CANN: {os.environ.get('ASCEND_HOME_PATH') or 'ASCEND_HOME_PATH is not set (its set_env.sh sets it)'}")
     if expected_triton_ascend():
         print(f"CANN {cann_version()} takes triton-ascend {expected_triton_ascend()}")
+    for note in notes():
+        print(f"Note: {note}")
     reason = missing_wheel()
     print(f"Ascend: {reason or 'triton-ascend has wheels for this Python and machine'}")
     for line in report():
         print(line)
-    has_triton = bool(version("triton") or version("triton-ascend"))
+    has_triton = any(map(version, _TRITONS))
     imports = [name for each in modules.values() for name in each] if has_triton else []
     found = problems(imports, ascend=ascend) + (more() if more else [])
     for problem in found:

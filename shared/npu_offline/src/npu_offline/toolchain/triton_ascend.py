@@ -16,6 +16,12 @@ def missing_triton_ascend() -> str | None:
         found = importlib.util.find_spec("triton.backends.ascend")
     except Exception:  # whatever a Triton raises that is made of the files of two
         found = None
+    installed = installation.version("triton-ascend")
+    if installed not in (None, installation.TRITON_ASCEND):
+        pip = f"pip install --force-reinstall --no-deps triton-ascend=={installation.TRITON_ASCEND}"
+        return (
+            f"npu-offline drives the passes of triton-ascend {installation.TRITON_ASCEND}, not of {installed}. Cure: {pip}"
+        )
     if found is not None:
         return None
     problem = installation.triton_problem(ascend=True)
