@@ -14,15 +14,15 @@ from tools.workspace import ROOT, read_packages
 
 # Of the sources of a package: files, lines, and of an operator the share of its lines that is device code, in hundredths.
 MOST = {
-    "npu_tiling": (23, 5600, 0),
-    "rms_norm": (31, 5100, 18),
-    "embedding": (25, 5500, 28),
-    "attn_res": (32, 6400, 20),
-    "fused_linear_cross_entropy": (48, 10450, 17),
+    "npu_tiling": (20, 5600, 0),
+    "rms_norm": (23, 5050, 18),
+    "embedding": (22, 5500, 28),
+    "attn_res": (25, 6300, 20),
+    "fused_linear_cross_entropy": (40, 10430, 17),
 }
 MOST_PARAMETERS = 36  # of a kernel
 PRIVATE = re.compile(r"\btorch\.(?:\w+\.)*_\w+")
-WITH_PRIVATE_NAMES = {"dispatch", "dtensor", "launch", "listing", "models", "operators", "plans"}
+WITH_PRIVATE_NAMES = {"dispatch", "dtensor", "launch", "models", "operators", "plans"}
 
 
 def sources(package):

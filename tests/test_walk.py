@@ -3,7 +3,7 @@
 import sys
 
 import npu_attn_res.operator
-import npu_embedding.lookup.operator
+import npu_embedding.lookup
 import npu_fused_linear_cross_entropy.operator
 import npu_rms_norm.operator
 import npu_tiling
@@ -23,7 +23,7 @@ WEIGHT = torch.ones(64)
 CALLS = {
     "rms_norm": (npu_rms_norm.operator.FORWARD, lambda rows: rms_norm(torch.ones(rows, 64), WEIGHT), (14, 7), (200, 28)),
     "embedding": (
-        npu_embedding.lookup.operator.FORWARD,
+        npu_embedding.lookup.FORWARD,
         lambda rows: embedding(torch.arange(rows), torch.ones(9, 64)),
         (14, 7),
         (130, 20),

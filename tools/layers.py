@@ -8,12 +8,12 @@ from __future__ import annotations
 
 OPERATOR = (
     "__main__ : kernel_mapping : integrations : explain",
-    "patching : distillation : causal_lm : log_probs : module : vocab_parallel : pipeline",
+    "patching : distillation : log_probs : module : vocab_parallel : pipeline",
     "api : bank : two_phase : bags : ngram : distributions",
-    "operator : sharding : split",
-    "forward : backward : qk : columns : lookup : loss : sources : writes",
-    "reference : layout : records : checks : head : decide : tokens",
-    "ascend : cuda : kernels : wide : device : tiling : shape : matmul",
+    "operator : split",
+    "plans : qk : lookup : loss : sources",
+    "reference : records : checks : head : decide : tokens",
+    "ascend : cuda : kernels : wide : tiling : shape : matmul",
     "formula",
     "call : rows",
 )
@@ -24,10 +24,10 @@ CORE = (
     "operators | partials",
     "plans",
     "calls",
-    "arguments | dispatch | launch | listing | rows",
+    "arguments | dispatch | launch | rows",
     "budget",
     "chips",
-    "collectives | device | direct | doctor | dtensor | errors | models | tensors",
+    "collectives | device | direct | doctor | dtensor | models",
 )
 
 FOLDERS = {

@@ -17,7 +17,7 @@ from unittest import mock
 
 import numpy as np
 from npu_tiling import Kernels
-from npu_tiling.tensors import Neighbours
+from npu_tiling.plans import Neighbours
 
 
 def _rounded_to_bf16(bits: Any) -> Any:

@@ -16,7 +16,7 @@ from npu_attn_res.ascend import kernels as ascend_kernels
 from npu_attn_res.ascend.tiling import AscendTiling, Way
 from npu_attn_res.ascend.tiling import ways as ways_of
 from npu_attn_res.shape import COLUMN_TASKS, Shape, Task
-from npu_attn_res.two_phase import kernels as phase_kernels
+from npu_attn_res.two_phase import plans as phase_kernels
 
 from testing.declared_bytes import FAMILIES, fits_everywhere, widest
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from npu_embedding import embedding
-from npu_embedding.lookup import cuda_sort, operator
+from npu_embedding import lookup as operator
+from npu_embedding.lookup import cuda_sort
 from npu_embedding.rows import Gradient, Way
 from npu_tiling import Device
 from npu_tiling.plans import Plan, run_plan

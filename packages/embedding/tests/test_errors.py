@@ -103,7 +103,7 @@ def test_wrong_padding_row_of_a_parallel_table():
 def test_missing_triton_names_the_command(monkeypatch):
     """Triton is looked for at the first launch, and where it is missing the error is what to type."""
     from npu_embedding import lookup
-    from npu_embedding.lookup.operator import FORWARD
+    from npu_embedding.lookup import FORWARD
     from npu_tiling import launch as kernels
     from npu_tiling import soc, use_device
 

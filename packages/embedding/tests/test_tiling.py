@@ -5,8 +5,14 @@ from functools import partial
 
 import npu_tiling
 import pytest
+from npu_embedding import lookup as operator
 from npu_embedding.bags import ascend as bags
-from npu_embedding.lookup import ascend, ascend_sort, cuda, cuda_sort, operator
+from npu_embedding.lookup import (
+    ascend,
+    ascend_sort,
+    cuda,
+    cuda_sort,
+)
 from npu_embedding.ngram import ascend as ngram
 from npu_embedding.rows import RowShape, Way, smaller
 from npu_tiling import SOCS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from npu_fused_linear_cross_entropy import LogProbs, linear_log_probs
-from npu_tiling.tensors import statistics_dtype
+from npu_tiling.calls import statistics_dtype
 
 EVERYTHING = {
     "top_k": 5,

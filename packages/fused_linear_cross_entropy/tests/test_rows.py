@@ -6,9 +6,8 @@ import pytest
 import torch
 from npu_fused_linear_cross_entropy import call as rows
 from npu_fused_linear_cross_entropy.call import Forward, Options
-from npu_fused_linear_cross_entropy.loss import kernels, reference
+from npu_fused_linear_cross_entropy.loss import TargetFacts, kernels, reference
 from npu_fused_linear_cross_entropy.loss.rows import RowKernel, row_launch
-from npu_fused_linear_cross_entropy.loss.slots import TargetFacts
 from npu_tiling import device_for
 from npu_tiling.plans import run_once
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from npu_offline.check import load_calls
 from npu_rms_norm import add_rms_norm, gated_rms_norm, qk_rms_norm, rms_norm
-from npu_rms_norm.ascend.tiling import POLICIES, AscendTiling
-from npu_rms_norm.shape import Rounding, Shape
+from npu_rms_norm.ascend import POLICIES, AscendTiling
+from npu_rms_norm.call import Rounding, Shape
 from npu_tiling import Kernels, plans
 
 from testing.memory import guarded

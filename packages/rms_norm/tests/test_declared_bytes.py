@@ -10,8 +10,8 @@ import npu_tiling
 import pytest
 import torch
 from npu_offline.check import load_calls
-from npu_rms_norm.ascend.tiling import COLUMNS_BYTES, POLICIES, AscendTiling
-from npu_rms_norm.shape import Rounding, Shape
+from npu_rms_norm.ascend import COLUMNS_BYTES, POLICIES, AscendTiling
+from npu_rms_norm.call import Rounding, Shape
 
 from testing.declared_bytes import FAMILIES, fits_everywhere, widest
 

@@ -6,11 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from npu_rms_norm.ascend import tiling as ascend
-from npu_rms_norm.call import CASTING_MODES, casting
-from npu_rms_norm.cuda import tiling as cuda
-from npu_rms_norm.layout import choose, smaller
-from npu_rms_norm.shape import Rounding, Shape
+from npu_rms_norm import ascend, cuda
+from npu_rms_norm.call import CASTING_MODES, Rounding, Shape, casting
+from npu_rms_norm.plans import choose, smaller
 from npu_tiling import SOCS, Device, soc
 
 B4, B950 = soc("Ascend910B4"), soc("Ascend950PR_957b")

@@ -6,8 +6,7 @@ from .explain import explain
 from .module import AttnRes, AttnResBank
 from .pipeline import PipelineBlocks
 from .records import AttnResResult, Phase1Result
-from .two_phase import attn_res_merge, attn_res_phase1
-from .two_phase.module import BlockAttnRes
+from .two_phase import BlockAttnRes, attn_res_merge, attn_res_phase1
 
 __all__ = [
     "AttnRes",

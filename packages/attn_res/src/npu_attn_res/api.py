@@ -11,8 +11,7 @@ from npu_tiling import arguments
 from npu_tiling.dtensor import is_distributed
 from torch import Tensor
 
-from . import sharding
-from .checks import as_blocks, check_sources, count_blocks
+from .checks import as_blocks, attn_res_of_parts, check_sources, count_blocks
 from .operator import FORWARD
 from .records import AttnResResult, Forward
 from .reference import scaled_query, softmax
@@ -64,7 +63,7 @@ def attn_res(
 
     Arithmetic is fp32, h is rounded once, to v's dtype. Under autocast nothing is cast but listed blocks of several dtypes,
     to the widest of them, as by `torch.stack`. A block that needs no gradient gets none computed; its score still counts in
-    those of the others. Of DTensors, see sharding.py, each rank computes its own tokens.
+    those of the others. Of DTensors, see checks.py, each rank computes its own tokens.
 
     A token's results have the same bits whatever the other tokens are, however many, and wherever it stands, among blocks
     that lie alike: contiguous ones always do. One exception, on Ascend: where a token's later score is higher by 30 than its
@@ -116,7 +115,7 @@ def attn_res(
         if is_distributed((blocks, *weights)):
             run = functools.partial(attn_res, rms_eps=rms_eps, scale=scale, output_rms_eps=output_rms_eps)
             given = residuals if stacked else blocks
-            return sharding.attn_res(functools.partial(run, return_weights=return_weights), given, weights)
+            return attn_res_of_parts(functools.partial(run, return_weights=return_weights), given, weights)
         call = call._replace(query=scaled_query(query, scale), eps=rms_eps, norm_eps=output_rms_eps)
         results = FORWARD(call, "attn_res")
     h, y, _, score, *_ = results

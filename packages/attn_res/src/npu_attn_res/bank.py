@@ -12,9 +12,8 @@ from npu_tiling.dispatch import can_bypass_dispatcher, needs_gradient
 from npu_tiling.dtensor import is_distributed
 from torch import Tensor
 
-from . import sharding, writes
-from .checks import as_blocks, check_bank, check_written, count_blocks
-from .operator import FORWARD, UPDATE
+from .checks import as_blocks, check_bank, check_written, count_blocks, with_prefix_of_parts
+from .operator import FORWARD, UPDATE, count_as_written, has_versions, versions_noted, write_block, write_memory
 from .records import AttnResResult, Forward
 from .reference import scaled_query, softmax
 
@@ -121,7 +120,7 @@ def attn_res_bank(
         if is_distributed((bank, prefix, layer_output, *weights)):
             run = functools.partial(attn_res_bank, n_blocks=n_blocks, rms_eps=rms_eps, scale=scale)
             run = functools.partial(run, output_dtype=output_dtype, output_rms_eps=output_rms_eps, **flags)
-            return sharding.with_prefix(run, {"prefix": prefix, "layer_output": layer_output}, weights, bank)
+            return with_prefix_of_parts(run, {"prefix": prefix, "layer_output": layer_output}, weights, bank)
         call = _with_blocks(call, bank)._replace(query=scaled_query(query, scale), eps=rms_eps, norm_eps=output_rms_eps)
         call = call._replace(append=append, in_place=replaces)
         if written:
@@ -146,18 +145,18 @@ def _write(
     """h, its RMSNorm, the new prefix and s of a call that writes to the bank or the prefix."""
     by_kernel = _may_write((bank, *call), recorded)
     place: Any = call.n_blocks if call.device_count is None else call.device_count
-    followed = bank if isinstance(bank, Tensor) and writes.is_followed(bank) else None
+    followed = bank if isinstance(bank, Tensor) and has_versions(bank) else None
     prefix: Any = call.prefix
-    with nullcontext() if followed is None else writes.noted(followed, place if call.append else None):
+    with nullcontext() if followed is None else versions_noted(followed, place if call.append else None):
         h, y, new_prefix, score, *_ = UPDATE(call) if by_kernel else FORWARD(call)
         if call.layer_output is None or (call.in_place and by_kernel and not recorded):
             new_prefix = prefix
         if by_kernel and not recorded:
-            writes.count_as_written(list(written.values()))
+            count_as_written(list(written.values()))
         elif isinstance(bank, Tensor) and call.append:
-            writes.append(bank, place, new_prefix, by_kernel)
+            write_block(bank, place, new_prefix, by_kernel)
         if call.in_place and (recorded or not by_kernel):
-            writes.replace(prefix, new_prefix, by_kernel)
+            write_memory(prefix, new_prefix, by_kernel)
             new_prefix = prefix
     return h, y, new_prefix, score
 

@@ -4,10 +4,15 @@
 `attn_res_backward` is their backward. Blocks come as a list of tensors [..., D], or, `stacked`, as a list of one tensor
 [N, ..., D]. Statistics have one dimension for all tokens, T. Accelerators run plans of kernels, a CPU the definition in
 reference.py. Those of the two phases: two_phase/operator.py.
+
+At the end: what autograd is told of writes to a call's arguments, to a bank's next block and to a prefix.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,27 +20,18 @@ from npu_tiling import device_for
 from npu_tiling.chips import dry_runs
 from npu_tiling.dispatch import Function, OperatorLibrary, apply
 from npu_tiling.operators import Operator
-from npu_tiling.plans import Plan
 from torch import Tensor
 
-from . import reference, writes
-from .records import DWEIGHTS, Backward, Forward, reads_h
+from . import reference
+from .records import (
+    DWEIGHTS,
+    Backward,
+    Forward,
+    reads_h,
+)
 
 LIBRARY = OperatorLibrary("npu_attn_res")
 RESULTS = ("h", "y", "new_prefix", "score", "rstd", "lse", "norm_rstd")
-
-
-# The modules of plans are imported when a plan is written: they import kernels, and kernels import Triton.
-def _plan_forward(p: Plan, call: Any) -> Any:
-    from .forward import forward
-
-    return forward(p, call)
-
-
-def _plan_backward(p: Plan, call: Any) -> Any:
-    from .backward import backward
-
-    return backward(p, call)
 
 
 FORWARD = Operator(
@@ -43,7 +39,7 @@ FORWARD = Operator(
     "attn_res",
     Forward,
     RESULTS,
-    plan=_plan_forward,
+    plan=f"{__package__}.plans:forward",
     reference=reference.compute_forward,
     fixed={"append": False, "in_place": False},
     forward_mode=True,
@@ -54,7 +50,7 @@ UPDATE = Operator(
     "attn_res_update",
     Forward,
     RESULTS,
-    plan=_plan_forward,
+    plan=f"{__package__}.plans:forward",
     reference=reference.compute_forward,
     writes=["blocks", "prefix"],
 )
@@ -63,7 +59,7 @@ BACKWARD = Operator(
     "attn_res_backward",
     Backward,
     ["dblocks", "dprefix_sum", *DWEIGHTS],
-    plan=_plan_backward,
+    plan=f"{__package__}.plans:backward",
     reference=reference.compute_backward,
     lists=["dblocks"],
     forward_mode=True,
@@ -91,15 +87,15 @@ class _AttnRes(Function):
         stacked, n_blocks, eps, norm_eps, dtype, save, *update = options
         _, in_place = update or (False, False)
         weights = (query, rms_weight, output_rms_weight)
-        is_followed = stacked and prefix is not None and device_count is None and writes.is_followed(blocks[0])
-        ctx.read = writes.ReadBlocks(blocks[0], n_blocks) if is_followed else None
+        is_followed = stacked and prefix is not None and device_count is None and has_versions(blocks[0])
+        ctx.read = ReadBlocks(blocks[0], n_blocks) if is_followed else None
         save_statistics = True
         options = (stacked, n_blocks, eps, norm_eps, dtype, save_statistics, *update)
         h, y, new_prefix, *statistics = run(blocks, device_count, prefix, layer_output, *weights, *options)
         ctx.overwritten = None
         if layer_output is not None and in_place:
             new_prefix = _without_version_check(prefix)
-            ctx.overwritten = prefix.detach(), prefix._version + 1  # as it will be once `writes.replace` has told autograd
+            ctx.overwritten = prefix.detach(), prefix._version + 1  # as it will be once `replace` has told autograd
         kept = h if output_rms_weight is not None or reads_h(h, _chip_of(h)) else None
         if stacked and prefix is not None:
             blocks = [_without_version_check(block) for block in blocks]
@@ -168,7 +164,7 @@ def _chip_of(tensor: Tensor) -> Any:
 
 
 def _without_version_check(bank: Tensor) -> Tensor:
-    """The same memory, of which autograd checks no version: appends change it (see `writes.ReadBlocks`)."""
+    """The same memory, of which autograd checks no version: appends change it (see `ReadBlocks`)."""
     return bank.data
 
 
@@ -181,3 +177,132 @@ def _record(run: Any, blocks: Any, *others: Any) -> Any:
 FORWARD.autograd(_record)
 UPDATE.autograd(_record)
 BACKWARD.gradient()
+
+
+# A write to any block changes the version of the whole bank. So each append notes how many versions are its own, and a
+# backward knows whether all that came since its forward are appends behind the blocks that it reads.
+
+
+class ReadBlocks:
+    """The first n blocks of a bank as a call has read them: a later backward reads them again."""
+
+    def __init__(self, blocks: Tensor, n_blocks: int) -> None:
+        """For blocks [capacity, ..., D]. With n_blocks of 0 no write is an error."""
+        self._blocks, self._n_blocks = blocks.detach(), n_blocks  # of the same version
+        self._others = self._count_others()
+
+    def check(self) -> None:
+        """Raises PyTorch's error where anything but appends behind these blocks was written to the bank since."""
+        if self._n_blocks and self._count_others() > self._others:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: a bank of "
+                f"{tuple(self._blocks.shape)} (capacity first), of whose blocks the first {self._n_blocks} must keep their "
+                "values until the backward; behind them append=True alone may write."
+            )
+
+    def _count_others(self) -> int:
+        """Versions of the bank that are no appends behind these blocks."""
+        others, own = self._blocks._version, _place(self._blocks, 0)
+        for (bank, block), versions in _appends(self._blocks).items():
+            if bank != own or block is None or block >= self._n_blocks:
+                others -= versions
+        return others
+
+
+@contextmanager
+def versions_noted(bank: Tensor, n_blocks: int | Tensor | None) -> Iterator[None]:
+    """Notes the versions of a bank [..., capacity, D] that the write within is, to the block behind the first n_blocks.
+
+    None: to a prefix that lies in the bank and is no block that counts. That, what a checkpoint appends again during a
+    backward, and what goes where an n_blocks on the device says, are taken to leave blocks that a call has read as they are.
+    """
+    version = bank._version
+    is_again = torch._C._current_graph_task_id() != -1
+    block = n_blocks if isinstance(n_blocks, int) and not is_again else None
+    try:
+        yield
+    finally:  # a checkpoint leaves by an error, once it has what it needs
+        _appends(bank)[_place(bank, -2), block] += bank._version - version
+
+
+def _appends(bank: Tensor) -> Counter[Any]:
+    """Versions that were appends, by the bank and the block, of all banks in one memory; they live as long as that does."""
+    memory = vars(bank.untyped_storage())
+    found: Counter[Any] = memory.setdefault("npu_attn_res_appends", Counter())
+    return found
+
+
+def _place(bank: Tensor, dim: int) -> tuple[Any, int]:
+    """Tells banks in one memory apart, where blocks are at dimension `dim`."""
+    return bank.storage_offset(), bank.stride(dim)
+
+
+def has_versions(bank: Tensor) -> bool:
+    """Whether the versions of a bank say what was written to it: a plain tensor's, outside of compilers and transforms."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    return type(bank) in (Tensor, torch.nn.Parameter) and not bank.is_inference()
+
+
+def count_as_written(tensors: Sequence[Tensor]) -> None:
+    """For calls that autograd does not record: a later backward that needs the values from before is then an error."""
+    if not torch.compiler.is_compiling():
+        torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
+
+
+def write_memory(memory: Tensor, value: Tensor, by_kernel: bool) -> None:
+    """Where autograd records the call: writes the value to the memory. `by_kernel`: a kernel has written it already."""
+    if by_kernel:
+        apply(_Written, memory, value, None)
+    else:
+        _check_mapped(memory, value)
+        memory.copy_(value)
+
+
+def write_block(bank: Tensor, n_blocks: int | Tensor, block: Tensor, by_kernel: bool) -> None:
+    """As `write_memory`, to the block behind the first n_blocks. A full bank stays, if that is a tensor."""
+    if not isinstance(n_blocks, Tensor):
+        write_memory(bank.select(-2, n_blocks), block, by_kernel)
+    elif by_kernel:
+        apply(_Written, bank, block, n_blocks)
+    elif capacity := bank.shape[-2]:
+        place = n_blocks.reshape(1).long().clamp(0, capacity - 1)
+        rows = torch.where(n_blocks < capacity, block.unsqueeze(-2).to(bank.dtype), bank.index_select(-2, place))
+        _check_mapped(bank, rows)
+        bank.movedim(-2, 0)[place] = rows.movedim(-2, 0)
+
+
+def _check_mapped(memory: Tensor, value: Tensor) -> None:
+    """Raises an error where torch.func.vmap maps over the value and not over the memory."""
+    is_mapped = torch._C._functorch.is_batchedtensor
+    if torch._C._are_functorch_transforms_active() and is_mapped(value) and not is_mapped(memory):
+        raise ValueError(
+            "append or in_place is True and must be False for a bank or prefix that torch.func.vmap does not map over: all"
+            " calls would write to one memory. Name its dimension in in_dims."
+        )
+
+
+class _Written(Function):
+    """Tells autograd that memory has become a value: all of it, or block `place` at dimension -2, if there is one."""
+
+    @staticmethod
+    def forward(ctx, memory, value, place):  # type: ignore[no-untyped-def]
+        ctx.mark_dirty(memory)
+        ctx.dtype, ctx.is_view = value.dtype, memory._is_view()
+        ctx.save_for_backward(place)
+        return memory
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        (place,) = ctx.saved_tensors
+        need_memory, need_value, _ = ctx.needs_input_grad
+        if place is None:  # for a view, autograd would take None as the gradient of the whole base
+            of_memory = torch.zeros_like(gradient) if need_memory and ctx.is_view else None
+            return of_memory, gradient.to(ctx.dtype) if need_value else None, None
+        place = place.clamp(min=0)
+        here = (torch.arange(gradient.shape[-2], device=place.device) == place).unsqueeze(-1)
+        of_memory = torch.where(here, 0.0, gradient) if need_memory else None
+        if not need_value:
+            return of_memory, None, None
+        row = gradient.index_select(-2, place.reshape(1).long().clamp(max=gradient.shape[-2] - 1)).squeeze(-2)
+        return of_memory, torch.where(here.any(), row, 0.0).to(ctx.dtype), None

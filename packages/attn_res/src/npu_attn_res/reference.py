@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from npu_tiling.tensors import statistics_dtype, without_autocast
+from npu_tiling.calls import statistics_dtype
+from npu_tiling.dispatch import without_autocast
 from torch import Tensor
 
 from .records import Backward, Forward

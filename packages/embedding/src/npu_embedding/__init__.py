@@ -1,9 +1,9 @@
 """Embeddings for training on Huawei Ascend NPUs, CUDA and CPUs."""
 
 from .api import Embedding, embedding
-from .bags.api import EmbeddingBag, embedding_bag
+from .bags import EmbeddingBag, embedding_bag
 from .explain import explain
-from .ngram.api import NGramEmbedding, ngram_embedding
+from .ngram import NGramEmbedding, ngram_embedding
 from .patching import patch
 from .vocab_parallel import VocabParallelEmbedding
 

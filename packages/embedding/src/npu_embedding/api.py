@@ -12,9 +12,9 @@ from npu_tiling.models import stands_for
 from torch import Tensor, nn
 
 from . import split
-from .bags.api import computed_rows
+from .bags import computed_rows
 from .call import NO_ROW, Forward, Renormalise, check_inside, check_table, padding_row
-from .lookup.operator import FORWARD, RENORMALISE
+from .lookup import FORWARD, RENORMALISE
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _UNKNOWN_TOTAL = 2**63 - 1  # rows of a sharded table: any index from 0 may be another shard's

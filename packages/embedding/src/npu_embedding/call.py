@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 import torch
 from npu_tiling import arguments, device_for
-from npu_tiling.calls import Empty, Size
+from npu_tiling.calls import Empty, Size, statistics_dtype
 from npu_tiling.dispatch import all_plain, is_unobserved
-from npu_tiling.tensors import statistics_dtype
 from torch import Tensor
 
 NO_ROW = -1  # in place of the padding row where there is none

@@ -13,8 +13,8 @@ from npu_tiling.explaining import explain as explain_run
 from torch import Tensor
 
 from .api import embedding
-from .bags.api import embedding_bag
-from .ngram.api import ngram_embedding
+from .bags import embedding_bag
+from .ngram import ngram_embedding
 
 NAMES = {
     "N": "columns of the table",

@@ -20,7 +20,7 @@ from npu_tiling.models import (
 from torch import Tensor, nn
 
 from .api import Embedding, other_dtype
-from .ngram.api import ngram_rows_of
+from .ngram import ngram_rows_of
 
 # Models of transformers whose {name}ScaledWordEmbedding multiplies the result of torch.nn.Embedding's forward: read from the
 # source of release 5.23, which a test compares with these names.

@@ -12,8 +12,8 @@ from __future__ import annotations
 from functools import reduce
 
 import torch
+from npu_tiling.calls import statistics_dtype
 from npu_tiling.dispatch import forward_mode
-from npu_tiling.tensors import statistics_dtype
 from torch import Tensor
 
 from .call import NO_ROW, Backward, Bags, Forward, NGram, Renormalise, Spread, check_indices

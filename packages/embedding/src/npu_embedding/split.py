@@ -54,7 +54,7 @@ from torch import Tensor
 
 from . import reference
 from .call import Backward, ByAll, ByAllBackward, Forward, check_indices, padding_row
-from .lookup.operator import LIBRARY, backward, forward
+from .lookup import LIBRARY, backward, forward
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement

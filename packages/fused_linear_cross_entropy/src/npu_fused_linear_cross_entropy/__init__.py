@@ -1,13 +1,11 @@
 """Linear layer and cross entropy in one, for training on Huawei Ascend NPUs, CUDA and CPUs."""
 
-from .api import fused_linear_cross_entropy
+from .api import FusedLinearCrossEntropyLoss, causal_lm_loss, fused_linear_cross_entropy
 from .call import DistillationLoss, LinearCrossEntropyOutput, LogProbs
-from .causal_lm import causal_lm_loss
 from .checks import Teacher
-from .distillation.api import linear_distillation_loss
+from .distillation import linear_distillation_loss
 from .explain import explain
 from .log_probs import linear_log_probs
-from .module import FusedLinearCrossEntropyLoss
 from .patching import patch
 
 __all__ = [

@@ -34,7 +34,7 @@ from typing import NamedTuple
 import torch
 from npu_tiling import Device, collectives
 from npu_tiling.budget import FP32, here
-from npu_tiling.tensors import statistics_dtype
+from npu_tiling.calls import statistics_dtype
 
 from .call import EachOptions, Needs, Options
 from .tiling import ROWS, ChunkKernel, ChunkShape, ProductLaunch, chunk_launch, is_worth_it

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .api import fused_linear_cross_entropy
 from .decide import Layout, Tiling, Way
-from .distillation.api import linear_distillation_loss
+from .distillation import linear_distillation_loss
 from .log_probs import linear_log_probs
 
 NAMES = {

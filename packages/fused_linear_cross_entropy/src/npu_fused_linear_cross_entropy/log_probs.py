@@ -6,15 +6,16 @@ from typing import Any, NamedTuple
 
 import torch
 from npu_tiling import arguments
+from npu_tiling.calls import statistics_dtype
+from npu_tiling.dispatch import is_autocast
 from npu_tiling.dtensor import is_distributed
-from npu_tiling.tensors import is_autocast, statistics_dtype
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from .api import computed, loss_again
 from .call import Distributions, Forward, LogProbs, Options, replaced, whole_shape
 from .checks import Part, check_loss, check_weight_grad, checked_options, joined
-from .distributions.operator import DISTRIBUTIONS
+from .distributions import DISTRIBUTIONS
 from .tokens import (
     are_counted,
     can_be_read,

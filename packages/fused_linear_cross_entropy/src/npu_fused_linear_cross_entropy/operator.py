@@ -31,16 +31,6 @@ TRAINED = ("x", "weight", "bias")
 _is_none = functools.partial(is_, None)  # without a frame of Python
 
 
-# The modules of plans are imported when a plan is written: they import kernels, and kernels import Triton.
-def _plan(module: str, name: str) -> Callable[[Plan, Any], Any]:
-    def write(p: Plan, call: Any) -> Any:
-        import importlib
-
-        return getattr(importlib.import_module(f"{__package__}.{module}"), name)(p, call)
-
-    return write
-
-
 def _logits_flops(call: Any) -> int:
     """Of the product that makes the logits: x [N, H], with an adapter [N, H + R], and V columns."""
     return 2 * call.x.numel() * int(call.weight.shape[0])
@@ -64,7 +54,7 @@ def operator_of(
     def count(*arguments: Any) -> int:
         return flops(made.signature.call(arguments))
 
-    made = Operator(LIBRARY, name, record, results, plan=_plan(module, plan), flops=count, **options)
+    made = Operator(LIBRARY, name, record, results, plan=f"{__package__}.{module}:{plan}", flops=count, **options)
     OPERATORS.append(made)
     return made
 

@@ -29,8 +29,8 @@ from npu_tiling.models import (
 )
 from torch import Tensor, nn
 
+from .api import causal_lm_loss
 from .call import Options
-from .causal_lm import causal_lm_loss
 from .checks import check_values
 
 # Models of transformers whose {name}ForCausalLM is a base model, a linear layer, perhaps a softcap, and ForCausalLMLoss:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 from npu_tiling import arguments, collectives, device_for
+from npu_tiling.calls import statistics_dtype
 from npu_tiling.dispatch import can_bypass_dispatcher
 from npu_tiling.dtensor import is_distributed
-from npu_tiling.tensors import statistics_dtype
 from torch import Tensor
 
 from .call import EachOptions, Options

@@ -11,7 +11,6 @@ from npu_bench import Stage, UnavailableError
 from npu_rms_norm.call import Forward
 from npu_rms_norm.operator import FORWARD
 from npu_tiling import device_for
-from npu_tiling.tensors import allocate
 from torch import Tensor
 
 from .formulas import EPS
@@ -54,4 +53,4 @@ def host_stages(device: torch.device, x: Tensor, weight: Tensor) -> Sequence[Sta
 
 
 def _allocate(x: Tensor) -> tuple[Tensor, Tensor]:
-    return allocate(x, x.shape, x.dtype), allocate(x, x.shape[:-1], torch.float32)
+    return torch.empty_like(x), x.new_empty(x.shape[:-1], dtype=torch.float32)

@@ -23,7 +23,6 @@ from npu_tiling.dispatch import (
     outer_levels,
 )
 from npu_tiling.operators import Operator
-from npu_tiling.plans import Plan
 from npu_tiling.rows import may_overlap
 from torch import Tensor
 
@@ -33,43 +32,12 @@ from .call import QK, Backward, Forward, QKBackward
 LIBRARY = OperatorLibrary("npu_rms_norm")
 
 
-# The modules of plans are imported when a plan is written: they import kernels, and kernels import Triton.
-def _plan_forward(p: Plan, call: Any) -> Any:
-    from .forward import forward
-
-    return forward(p, call)
-
-
-def _plan_backward(p: Plan, call: Any) -> Any:
-    from .backward import backward
-
-    return backward(p, call)
-
-
-def _plan_backward_(p: Plan, call: Any) -> Any:
-    from .backward import backward_
-
-    return backward_(p, call)
-
-
-def _plan_qk_forward(p: Plan, call: Any) -> Any:
-    from .qk import qk_forward
-
-    return qk_forward(p, call)
-
-
-def _plan_qk_backward(p: Plan, call: Any) -> Any:
-    from .qk import qk_backward
-
-    return qk_backward(p, call)
-
-
 FORWARD = Operator(
     LIBRARY,
     "rms_norm",
     Forward,
     ["y", "sum", "fp32", "rstd", "scale"],
-    plan=_plan_forward,
+    plan=f"{__package__}.plans:forward",
     reference=reference.compute_forward,
     forward_mode=True,
 )
@@ -78,7 +46,7 @@ BACKWARD = Operator(
     "rms_norm_backward",
     Backward,
     ["dx", "dgate", "dweight", "dbias"],
-    plan=_plan_backward,
+    plan=f"{__package__}.plans:backward",
     reference=reference.compute_backward,
     forward_mode=True,
 )
@@ -87,7 +55,7 @@ BACKWARD_ = Operator(
     "rms_norm_backward_",
     Backward,
     ["dweight", "dbias"],
-    plan=_plan_backward_,
+    plan=f"{__package__}.plans:backward_",
     reference=reference.compute_backward_,
     writes=["dy"],
     fixed={"need_dx": True, "need_dgate": False},
@@ -97,7 +65,7 @@ QK_FORWARD = Operator(
     "qk_rms_norm",
     QK,
     ["q", "k", "q_rstd", "k_rstd"],
-    plan=_plan_qk_forward,
+    plan=f"{__package__}.qk:qk_forward",
     reference=reference.compute_qk_forward,
     forward_mode=True,
 )
@@ -106,7 +74,7 @@ QK_BACKWARD = Operator(
     "qk_rms_norm_backward",
     QKBackward,
     ["dqkv", "dq_weight", "dk_weight"],
-    plan=_plan_qk_backward,
+    plan=f"{__package__}.qk:qk_backward",
     reference=reference.compute_qk_backward,
 )
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from npu_tiling.calls import statistics_dtype
 from npu_tiling.models import Derived, Patch, Replacement, derived, in_order, stands_for, swap_classes, with_signature_of
-from npu_tiling.tensors import statistics_dtype
 from torch import Tensor, nn
 
 from .api import gated_rms_norm, rms_norm

@@ -17,12 +17,10 @@ from npu_tiling.plans import Plan, Slot
 from npu_tiling.rows import layout_of
 from torch import Tensor
 
-from .backward import backward
+from . import cuda
 from .call import QK, Backward, Forward, QKBackward
-from .cuda import tiling as cuda
-from .cuda.kernels import qk_backward_kernel
-from .forward import forward
-from .layout import Rows, rows_of
+from .cuda import qk_backward_kernel
+from .plans import Rows, backward, forward, rows_of
 
 NAME = "qk_rms_norm backward"
 

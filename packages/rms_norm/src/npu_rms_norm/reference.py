@@ -24,8 +24,8 @@ from __future__ import annotations
 import math
 
 import torch
+from npu_tiling.calls import statistics_dtype
 from npu_tiling.dispatch import forward_mode
-from npu_tiling.tensors import statistics_dtype
 from torch import Tensor
 
 from .call import QK, Backward, Forward, QKBackward, To, casting

@@ -12,7 +12,7 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
-from npu_tiling.errors import UnknownDeviceError
+from npu_tiling.chips import UnknownDeviceError
 
 from .check.script import npu_on_cpu
 from .check.stopped import is_refusal, said_of

@@ -1,10 +1,30 @@
 """Unified Buffer budgeting, core counts, grids and launches for Triton kernels on Huawei Ascend NPUs."""
 
-from .budget import ALL_TILES, Block, Tile, Way, first_fit, fit, footprint, persistent_grid
-from .chips import GPUS, SOC_VARIABLE, SOCS, Device, device_for, soc, use_device
-from .errors import GPUResourcesError, MissingTritonError, TileTooLargeError, UnifiedBufferError, UnknownDeviceError
-from .launch import Kernels, Launcher, LaunchSpec, import_kernels, is_out_of_resources, is_ub_overflow
-from .listing import dry_run, watch_launches
+from .budget import (
+    ALL_TILES,
+    Block,
+    GPUResourcesError,
+    Tile,
+    TileTooLargeError,
+    UnifiedBufferError,
+    Way,
+    first_fit,
+    fit,
+    footprint,
+    persistent_grid,
+)
+from .chips import GPUS, SOC_VARIABLE, SOCS, Device, UnknownDeviceError, device_for, soc, use_device
+from .launch import (
+    Kernels,
+    Launcher,
+    LaunchSpec,
+    MissingTritonError,
+    dry_run,
+    import_kernels,
+    is_out_of_resources,
+    is_ub_overflow,
+    watch_launches,
+)
 from .rows import RowLayout, row_layout
 
 __all__ = [

@@ -12,7 +12,6 @@ from types import FrameType
 from typing import Generic, Literal, TypeVar
 
 from .chips import Device
-from .errors import GPUResourcesError, TileTooLargeError, UnifiedBufferError
 
 FP32 = 4  # bytes of one number
 INT32_END = 2**31  # one past the largest: offsets inside a tile are 32-bit
@@ -48,6 +47,26 @@ def persistent_grid(tiles: int, device: Device, *, cores: Literal["vector", "cub
     """
     available = device.vector_cores if cores == "vector" else device.cube_cores
     return max(1, min(tiles, available * per_core, device.max_grid))
+
+
+class TileTooLargeError(ValueError):
+    """Not even the smallest tile fits the chip; the message says what exceeds what.
+
+    Attributes:
+        needed: bytes that the smallest tile takes; 0: not known.
+    """
+
+    def __init__(self, message: str = "", needed: int = 0) -> None:
+        super().__init__(message)
+        self.needed = needed
+
+
+class UnifiedBufferError(TileTooLargeError):
+    """Ascend: the smallest tile needs more Unified Buffer than a vector core has."""
+
+
+class GPUResourcesError(TileTooLargeError):
+    """CUDA: the smallest tile needs more shared memory, registers or resident programs than the GPU has."""
 
 
 ChoiceT = TypeVar("ChoiceT")
@@ -219,7 +238,7 @@ def equal_chunks(width: int, *, least: int) -> tuple[int, int]:
 
 
 def place_of(frame: FrameType) -> str:
-    """File and line of a frame, the file from its package's folder on: "npu_rms_norm/cuda/tiling.py:71"."""
+    """File and line of a frame, the file from its package's folder on: "npu_rms_norm/cuda.py:71"."""
     return place_in(frame.f_code.co_filename, frame.f_globals.get("__name__", ""), frame.f_lineno)
 
 

@@ -48,6 +48,11 @@ ALIGNMENT = 16  # bytes: Triton compiles another kernel for a pointer that is no
 LIST_ALIGNMENT = 16  # elements: multiples of this are distances that kernels may be told to be multiples of it
 
 
+def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of statistics and arithmetic for inputs of `dtype`."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 class Empty(NamedTuple):
     """Shape, strides and dtype of memory to allocate. It is contiguous; `last_outermost`: with its last dimension first."""
 

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-from .errors import UnknownDeviceError
-
 if TYPE_CHECKING:
     import torch
 
 KIB = 1024
 _CUBE_OPERATIONS = 2 * 16**3  # of a cube core in one cycle
 ARCHS = ("dav-c220", "dav-c310")  # Ascend 910B and A3; 950: what a tile takes on chip was measured for these
+
+
+class UnknownDeviceError(LookupError):
+    """A chip that the table does not know; the message names the override."""
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from . import arguments
-from .chips import GPUS, Device, device_for
+from .budget import TileTooLargeError
+from .chips import GPUS, Device, UnknownDeviceError, device_for
 from .chips import chip as chip_named
-from .errors import TileTooLargeError, UnknownDeviceError
 from .explaining import Explanation
 
 Dtype = Literal["fp32", "bf16", "fp16", "float32", "bfloat16", "float16"]

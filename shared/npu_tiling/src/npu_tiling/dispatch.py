@@ -10,10 +10,10 @@ import functools
 import importlib.util
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,9 @@ Function = torch.autograd.function._SingleLevelFunction
 
 # Whether a tensor stands for several upstream gradients, those of `torch.autograd.grad(..., is_grads_batched=True)`.
 is_batched = torch._C._functorch.is_legacy_batchedtensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 PLAIN = frozenset((Tensor, Parameter))
 """Types of tensors without a `__torch_dispatch__` or `__torch_function__` of their own."""
@@ -146,6 +149,37 @@ def all_plain(arguments: Sequence[Any]) -> bool:
         elif isinstance(argument, Tensor):
             return False
     return True
+
+
+def is_autocast(tensor: Tensor) -> bool:
+    """Whether autocast is enabled where a tensor is. The meta device has no autocast, and PyTorch raises an error there."""
+    kind = tensor.device.type
+    return kind != "meta" and torch.is_autocast_enabled(kind)
+
+
+def without_autocast(function: Callable[P, R]) -> Callable[P, R]:
+    """A function whose operations compute in the dtypes of its arguments, also where its caller has enabled autocast.
+
+    The first tensor of the arguments, which may be in a list or tuple, says on which device.
+    """
+
+    @functools.wraps(function)
+    def called(*arguments: P.args, **options: P.kwargs) -> R:
+        tensor = next(_tensors(arguments))
+        if not is_autocast(tensor):
+            return function(*arguments, **options)
+        with torch.autocast(tensor.device.type, enabled=False):
+            return function(*arguments, **options)
+
+    return called
+
+
+def _tensors(arguments: Iterable[Any]) -> Iterator[Tensor]:
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            yield argument
+        elif isinstance(argument, (list, tuple)):
+            yield from _tensors(argument)
 
 
 _COUNTER = "torch.utils.flop_counter"

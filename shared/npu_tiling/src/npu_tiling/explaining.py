@@ -21,7 +21,7 @@ import torch
 
 from .calls import flat
 from .chips import Device
-from .listing import PlannedCall, dry_run
+from .launch import PlannedCall, dry_run
 from .plans import Launch, New, Plan, Slot, Torch
 
 

@@ -1,4 +1,8 @@
-"""Launching a kernel with little work on the host, and what follows where its tile does not fit."""
+"""Launching a kernel with little work on the host, and what follows where its tile does not fit.
+
+At the end: plans are listed in place of being run (`dry_run`), or while they run (`watch_launches`). Lists are process-wide:
+autograd runs the backward of accelerator tensors on threads of its own, and a list of one thread would not have it.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,26 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from . import doctor as installation
-from .direct import DirectCall, Watchers, always_specialised, observe, specialisation, unspecialised
+from .budget import GPUResourcesError, TileTooLargeError, UnifiedBufferError
+from .direct import (
+    DirectCall,
+    Watchers,
+    always_specialised,
+    observe,
+    specialisation,
+    unspecialised,
+)
 from .doctor import BY_CANN
-from .errors import GPUResourcesError, MissingTritonError, TileTooLargeError, UnifiedBufferError
 
 if TYPE_CHECKING:
     import torch
 
     from .direct import DirectCall, Watchers
+
+
+import contextlib
+
+from .chips import Device, dry_device
 
 _numbers = itertools.count()
 _numbered: dict[Hashable, int] = {}
@@ -317,6 +333,10 @@ def _of_torch_npu(name: str) -> Callable[..., int] | None:
     return getattr(getattr(sys.modules.get("torch_npu"), "_C", None), name, None)
 
 
+class MissingTritonError(ImportError):
+    """A kernel was to be launched and no Triton works here; the message has the commands that install one."""
+
+
 def import_kernels(module: str, package: str) -> ModuleType:
     """Import a module of device code, or say how to install what it needs.
 
@@ -410,3 +430,61 @@ def kernels_of(module: str) -> tuple[Kernels, str]:
 @functools.cache
 def _of_package(package: str) -> Kernels:
     return Kernels(package, package.rpartition(".")[2].replace("_", "-"))
+
+
+class PlannedCall(NamedTuple):
+    """A call whose plan was run, or would have been.
+
+    Attributes:
+        direction: "forward" or "backward": whether autograd's engine asked for it.
+        plan: what it does, a `Plan` of plans.py.
+        again: plans it again, with these `Plan.replaced`.
+    """
+
+    direction: str
+    plan: Any
+    again: Callable[[Mapping[Any, Any]], Any]
+
+    @property
+    def launches(self) -> Any:
+        """The plan's steps that are launches."""
+        return self.plan.launches
+
+
+active: list[PlannedCall] | None = None
+"""Where plans are listed now; None: nowhere."""
+
+
+def add(plan: Any, again: Callable[[Mapping[Any, Any]], Any]) -> None:
+    """List a plan, if plans are listed."""
+    if active is not None:
+        active.append(PlannedCall("backward" if is_backward() else "forward", plan, again))
+
+
+@contextlib.contextmanager
+def dry_run(chip: Device) -> Iterator[list[PlannedCall]]:
+    """Operators list their plans for `chip` in place of running them, until the block ends.
+
+    Tensors may be on the meta device, where PyTorch's own operators compute nothing either: a call of any size takes
+    neither memory nor a device, and results have shapes and no values. Triton need not be installed.
+    """
+    with dry_device(chip), watch_launches() as calls:
+        yield calls
+
+
+@contextlib.contextmanager
+def watch_launches() -> Iterator[list[PlannedCall]]:
+    """Operators list their plans while these run, until the block ends."""
+    global active
+    before, calls = active, list[PlannedCall]()
+    active = calls
+    try:
+        yield calls
+    finally:
+        active = before
+
+
+def is_backward() -> bool:
+    """Whether autograd's engine is running."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch._C._current_graph_task_id() != -1

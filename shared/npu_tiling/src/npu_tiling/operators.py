@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import pkgutil
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import launch as fallback
-from . import listing
+from . import launch as launching
 from .calls import ALIGNMENT, Signature, are_aligned, device_of, flat
 from .chips import Device, device_for, is_overridden
 from .dispatch import OperatorLibrary, is_unobserved, needs_gradient
@@ -39,7 +39,7 @@ class Operator:
         record: Any,
         results: Sequence[str],
         *,
-        plan: Callable[[Plan, Any], Sequence[Any]],
+        plan: str | Callable[[Plan, Any], Sequence[Any]],
         reference: Callable[[Any], Sequence[Any]] | None = None,
         lists: Sequence[str] = (),
         writes: Sequence[str] = (),
@@ -56,7 +56,8 @@ class Operator:
             record: the type of its records; see calls.py.
             results: names of its results, which are keys of the record's `results`.
             plan: takes a plan and a record of slots, adds the steps of the call, and returns the slots of the results: a
-                sequence, also of one or none.
+                sequence, also of one or none. Or its name, "npu_rms_norm.plans:forward": the module is then imported with
+                the first plan, for pages of plans import kernels, and kernels import Triton.
             reference: takes a record of tensors and returns the results in a sequence, where there are no kernels; None:
                 `plan` writes that too, for no chip.
             lists: those of its results that are lists, some of whose tensors may be None.
@@ -109,7 +110,7 @@ class Operator:
 
         The operator has results.
         """
-        if not is_unobserved() or listing.active is not None or is_overridden():
+        if not is_unobserved() or launching.active is not None or is_overridden():
             return None
         arguments = self.signature.arguments(call)
         try:
@@ -135,11 +136,11 @@ class Operator:
             results = self._library(self.signature.name, *arguments)
         elif torch.is_grad_enabled() and needs_gradient(arguments[: self._n_tensors]):
             results = self._record(self._without_gradient(key), *arguments)
-        elif listing.active is not None or is_overridden():
+        elif launching.active is not None or is_overridden():
             results = self._by_steps(key, arguments, may_compile=False)
         else:
             results = self._run(key, arguments)
-        if is_plain and check is not None and listing.active is None and not is_overridden():
+        if is_plain and check is not None and launching.active is None and not is_overridden():
             if len(self._approved) >= _MOST_KEYS:
                 self._approved.clear()
             self._approved.add((check, key))
@@ -147,7 +148,7 @@ class Operator:
 
     def run(self, *arguments: Any) -> Any:
         """The operator's implementation, which PyTorch's dispatcher calls below autograd, for tensors of any device."""
-        if listing.active is not None or is_overridden() or torch._C._len_torch_dispatch_stack():
+        if launching.active is not None or is_overridden() or torch._C._len_torch_dispatch_stack():
             return self._by_steps(None, arguments, may_compile=False)
         return self._run(self._key(*arguments) if self._functions else None, arguments)
 
@@ -163,7 +164,7 @@ class Operator:
             chip: the chip to plan for; None: for plain PyTorch, where the operator has no reference.
             tiles: tilings by the name of their decision, which take the place of those that tables choose.
         """
-        return self._plan(call, self._key(*self.signature.arguments(call)), chip, tiles or {}, fallback.replaced)
+        return self._plan(call, self._key(*self.signature.arguments(call)), chip, tiles or {}, launching.replaced)
 
     def _plan(self, call: Any, key: Any, chip: Device | None, tiles: Mapping[str, Any], replaced: Mapping[Any, Any]) -> Plan:
         plan = Plan(chip, tiles, replaced, device_of(call))
@@ -176,12 +177,13 @@ class Operator:
                 slots[i] = plan.argument(each)
                 if each is not None and (key is None or (key[-3] and each.data_ptr() % ALIGNMENT)):
                     plan.unaligned.add(slots[i].number)
-        plan.results = tuple(self._write(plan, type(call)(*slots)))
+        write = pkgutil.resolve_name(self._write) if isinstance(self._write, str) else self._write
+        plan.results = tuple(write(plan, type(call)(*slots)))
         return plan
 
     def _without_gradient(self, key: Any) -> Callable[..., Any]:
         """What `record` takes as `run`, for arguments with this key."""
-        if not self._as_given or listing.active is not None or is_overridden():
+        if not self._as_given or launching.active is not None or is_overridden():
             return self.run
         return lambda *arguments: self._run(key, arguments)
 
@@ -201,8 +203,8 @@ class Operator:
             return self._returned(self._reference(call))
         key = key or self._key(*arguments)  # no earlier: the reference needs none
         plan = self._plans.get((key, chip))
-        if plan is None or plan.replaced is not fallback.replaced:  # a test may begin without refused tilings
-            plan = self._plan(call, key, chip, {}, fallback.replaced)
+        if plan is None or plan.replaced is not launching.replaced:  # a test may begin without refused tilings
+            plan = self._plan(call, key, chip, {}, launching.replaced)
         tensors = [*flat(call[: self._n_tensors])]
         again = functools.partial(self._plan, call, key, chip, {})
         with _without_autocast(plan):

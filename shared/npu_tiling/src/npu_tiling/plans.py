@@ -20,14 +20,12 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from . import launch as fallback
-from . import listing
+from . import launch as launching
 from .budget import place_in
 from .calls import ALIGNMENT, Empty, flat
 from .chips import dry_runs
 from .launch import Kernels, LaunchSpec, current_device, kernels_of
 from .rows import is_contiguous
-from .tensors import Neighbours
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +55,24 @@ class Slot:
 
     def is_contiguous(self) -> bool:
         return is_contiguous(self.shape, self.strides)
+
+
+class Neighbours(tuple[Tensor, ...]):
+    """Tensors on a CPU that an emulated kernel reaches through one pointer, that of the first.
+
+    An emulation checks that a kernel stays inside the tensors that it is given; a pointer on a device reaches anything.
+    """
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self[0].device
+
+    def data_ptr(self) -> int:
+        return self[0].data_ptr()
 
 
 class Reached(tuple[Slot, ...]):
@@ -199,7 +215,7 @@ class Plan:
 
     chip: Any  # Device | None; an operator with a reference of its own plans for chips alone
     tiles: Mapping[str, Any] = field(default_factory=dict)
-    replaced: Mapping[Any, Any] = field(default_factory=lambda: fallback.replaced)
+    replaced: Mapping[Any, Any] = field(default_factory=lambda: launching.replaced)
     device: torch.device = field(default_factory=lambda: torch.device("meta"))
     unaligned: set[int] = field(default_factory=set)
     arguments: list[Slot | None] = field(default_factory=list)
@@ -422,7 +438,7 @@ def run_plan(
     memory = {slot.number: tensor for slot, tensor in zip(plan.arguments, tensors, strict=True) if slot is not None}
     device = next(iter(memory.values())).device  # type: ignore[union-attr]
     if dry_runs:
-        listing.add(plan, again)
+        launching.add(plan, again)
         return tuple([_without_data(each, memory, device) for each in plan.results]), plan
     ends, i = plan.last_uses(), 0
     while i < len(plan.steps):
@@ -454,7 +470,7 @@ def run_plan(
         for number in ends[i]:
             del memory[number]
         i += 1
-    listing.add(plan, again)
+    launching.add(plan, again)
     return tuple([_filled(each, memory) for each in plan.results]), plan
 
 
@@ -490,7 +506,7 @@ def run_once(write: Callable[..., Any], chip: Any, *tensors: Tensor | None) -> A
         plan.results = tuple(write(plan, *map(plan.argument, tensors)) or ())
         return plan
 
-    return run_plan(again(fallback.replaced), tensors, again)[0]
+    return run_plan(again(launching.replaced), tensors, again)[0]
 
 
 def _with_smaller_tiling(
@@ -503,15 +519,15 @@ def _with_smaller_tiling(
     Raises:
         UnifiedBufferError, GPUResourcesError: there is no smaller tiling. Any error that is no refusal is raised again.
     """
-    refused, decision, tiling = fallback.refusal(error), step.decision, step.decision.tiling
+    refused, decision, tiling = launching.refusal(error), step.decision, step.decision.tiling
     if refused is None:
         raise error
     following = decision.smaller(tiling)
     if following is None:
         raise refused.without_smaller(decision.name, tiling) from error
     warnings.warn(f"{decision.name}: {tiling} {refused.reason}; using {following} instead.", RuntimeWarning, stacklevel=2)
-    fallback.replaced[decision.name, tiling] = following
-    after, first = again(fallback.replaced), decision.first_step
+    launching.replaced[decision.name, tiling] = following
+    after, first = again(launching.replaced), decision.first_step
     done = plan.steps[first:i]
     asked = [[step.asked for step in each.steps[:first]] for each in (plan, after)]
     assert asked[0] == asked[1], "steps before a decision do not depend on it"

@@ -27,7 +27,10 @@ from npu_tiling.device import tl, triton
 from npu_tiling.plans import Plan
 
 from ..call import DistillationOptions
-from ..device import (
+from ..formula import (
+    LOWEST,
+    gradient_of_raw,
+    inside,
     is_column,
     load_logits,
     load_tail,
@@ -37,8 +40,7 @@ from ..device import (
     target_logit,
     tile_of_rows,
 )
-from ..formula import LOWEST, gradient_of_raw, inside
-from ..loss.slots import launch_shape
+from ..loss import launch_shape
 from ..tiling import ChunkKernel, ChunkShape
 
 MOST_APART: tl.constexpr = tl.constexpr(80.0)  # of t - s: e^80 is in fp32's range; beyond it |p (s - t)| <= 80 e^-80

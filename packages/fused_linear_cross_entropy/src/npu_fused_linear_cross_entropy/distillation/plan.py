@@ -25,9 +25,8 @@ from typing import Any, NamedTuple
 
 import torch
 from npu_tiling import collectives
-from npu_tiling.calls import Empty
+from npu_tiling.calls import Empty, statistics_dtype
 from npu_tiling.plans import Plan
-from npu_tiling.tensors import statistics_dtype
 from torch import Tensor
 
 from .. import matmul

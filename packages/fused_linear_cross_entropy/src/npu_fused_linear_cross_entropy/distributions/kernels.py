@@ -12,9 +12,21 @@ from npu_tiling.device import tl, triton
 from npu_tiling.plans import Plan
 
 from ..call import Options
-from ..device import load_logits, load_tail, statistics_of_rows, store_tile, tile_of_rows
-from ..formula import LOWEST, VANISHES, at_rate, gradient_of_raw, inside, merge_squares, merge_statistics
-from ..loss.slots import launch_shape
+from ..formula import (
+    LOWEST,
+    VANISHES,
+    at_rate,
+    gradient_of_raw,
+    inside,
+    load_logits,
+    load_tail,
+    merge_squares,
+    merge_statistics,
+    statistics_of_rows,
+    store_tile,
+    tile_of_rows,
+)
+from ..loss import launch_shape
 from ..tiling import ChunkKernel, ChunkShape
 
 

@@ -21,7 +21,7 @@ from ..call import INT32
 from ..decide import exactly
 from ..head import part, row
 from ..tiling import FourWarps, all_or_one, row_block
-from .slots import TargetGradients
+from . import TargetGradients
 
 
 @triton.jit(do_not_specialize=["n"])

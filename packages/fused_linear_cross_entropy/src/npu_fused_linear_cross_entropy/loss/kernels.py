@@ -1,33 +1,18 @@
 """What kernels compute for a loss, as steps of a plan; reference.py has the same names for plain PyTorch."""
 
+# ruff: noqa: F401  # ways.py takes these from here
+
 from __future__ import annotations
 
 from npu_tiling.plans import Plan
 
 from ..call import Options
+from . import Chunk
 from .gradients import add_target_rows, scale_rows
 from .one_sweep import exponentials, settle
 from .product import ExponentialProduct
 from .rows import coefficients, join, losses, target_facts
-from .slots import Chunk
 from .two_sweeps import gradient, keep, statistics, statistics_and_gradient
-
-__all__ = [
-    "ExponentialProduct",
-    "add_target_rows",
-    "coefficients",
-    "exponentials",
-    "gradient",
-    "join",
-    "keep",
-    "losses",
-    "prepare",
-    "scale_rows",
-    "settle",
-    "statistics",
-    "statistics_and_gradient",
-    "target_facts",
-]
 
 
 def prepare(p: Plan, chunk: Chunk, options: Options) -> None:

@@ -51,7 +51,7 @@ from ..call import (
 )
 from ..head import row
 from ..tokens import MAX_RELATIVE_WEIGHT, are_counted
-from .slots import Chunk, TargetFacts
+from . import Chunk, TargetFacts
 
 _LANES = 8  # numbers of a row of factors, as kernels have it
 

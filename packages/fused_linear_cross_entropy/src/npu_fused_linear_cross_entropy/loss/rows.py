@@ -28,7 +28,7 @@ from ..call import COEFFICIENTS, FP32, INT32, INT64, Options, Results
 from ..formula import merge_statistics, merge_totals, row_coefficients
 from ..head import moved, row, sum_of_rows
 from ..tiling import FourWarps
-from .slots import TargetFacts
+from . import TargetFacts
 
 IGNORED: tl.constexpr = tl.constexpr(-2)
 NO_COLUMN: tl.constexpr = tl.constexpr(-1)

@@ -19,10 +19,18 @@ from npu_tiling.device import tl, triton
 from npu_tiling.plans import Plan
 
 from ..call import Options
-from ..device import gradient_of_logits, load_logits, load_tail, store_statistics, store_tile, tile_of_rows
-from ..formula import gradient_of_raw, row_coefficients
+from ..formula import (
+    gradient_of_logits,
+    gradient_of_raw,
+    load_logits,
+    load_tail,
+    row_coefficients,
+    store_statistics,
+    store_tile,
+    tile_of_rows,
+)
 from ..tiling import ChunkKernel
-from .slots import Chunk, TargetFacts, launch_chunk
+from . import Chunk, TargetFacts, launch_chunk
 
 
 @triton.jit

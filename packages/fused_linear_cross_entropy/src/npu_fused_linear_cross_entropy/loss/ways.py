@@ -22,7 +22,7 @@ from ..decide import Task, Way, choose, pitch, token_groups
 from ..head import EVERYTHING, Head, check_columns, clone, flat, linear, part, row, rows_in, shape_of, transposed
 from ..tiling import is_possible
 from ..tokens import typical_size
-from .slots import Chunk, TargetGradients
+from . import Chunk, TargetGradients
 
 _MAX_GAP = 64.0  # e^64 neither overflows nor underflows fp32 and bf16
 

@@ -1,7 +1,8 @@
 """transformers: `model.set_use_kernels(True)` and `from_pretrained(..., use_kernels=True)` take our norms.
 
 transformers marks its RMSNorms "RMSNorm", "RMSNormGated" or "RMSNormZeroCentered", and looks up each mark in a mapping by
-device. `register` puts our layers there. A marked class that we do not know keeps its own forward.
+device. `register` puts our layers there. A layer is a forward alone: it runs on the module that it replaces. A marked class
+that we do not know keeps its own forward.
 """
 
 from __future__ import annotations
@@ -10,10 +11,16 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from npu_tiling.doctor import refused_kernels
-from torch import nn
+from torch import Tensor, nn
 
-from . import layers
+from ..patching import (
+    GATED,
+    formula_of,
+    normalise,
+    normalise_gated,
+)
 
+LAYERS = ("RMSNorm", "RMSNormGated", "RMSNormZeroCentered")
 _replaced: dict[tuple[str, str], Any] = {}
 
 
@@ -23,7 +30,7 @@ class Layer(NamedTuple):
     layer_name: str
 
     def load(self) -> type[nn.Module]:
-        layer: type[nn.Module] = getattr(layers, self.layer_name)
+        layer: type[nn.Module] = globals()[self.layer_name]
         return layer
 
 
@@ -43,7 +50,7 @@ def register(devices: Iterable[str] = ("npu", "cuda")) -> None:
     )
 
     mapping = get_kernel_mapping_transformers()
-    for name in layers.__all__:
+    for name in LAYERS:
         by_device = mapping.setdefault(name, {})
         for device in devices:
             _replaced.setdefault((name, device), by_device.get(device))
@@ -66,3 +73,32 @@ def unregister() -> None:
             mapping[name][device] = before
     _replaced.clear()
     register_kernel_mapping_transformers(mapping)
+
+
+class RMSNorm(nn.Module):
+    """The forward of modules marked "RMSNorm" or "RMSNormZeroCentered"; they keep their parameters and eps."""
+
+    has_backward = True
+    can_torch_compile = True
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        formula = formula_of(type(self))
+        if formula is None:
+            return type(self).forward(self, hidden_states)
+        return normalise(formula, hidden_states, self.weight, getattr(self, formula.eps))  # type: ignore[arg-type]
+
+
+class RMSNormGated(nn.Module):
+    """The forward of modules marked "RMSNormGated"."""
+
+    has_backward = True
+    can_torch_compile = True
+
+    def forward(self, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
+        formula = GATED.get(type(self).__name__)
+        if formula is None:
+            return type(self).forward(self, hidden_states, gate)
+        return normalise_gated(formula, self, hidden_states, gate)
+
+
+RMSNormZeroCentered = RMSNorm
