@@ -23,11 +23,11 @@ CORE = (
     "explaining",
     "operators | partials",
     "plans",
-    "calls",
+    "calls | collectives",
     "arguments | dispatch | launch | rows",
     "budget",
     "chips",
-    "collectives | device | direct | doctor | dtensor | models",
+    "device | direct | doctor | dtensor | models",
 )
 
 FOLDERS = {

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from npu_tiling.dispatch import can_bypass_dispatcher, needs_gradient
+from npu_tiling.dispatch import are_transforms_active, can_bypass_dispatcher, needs_gradient
 from npu_tiling.dtensor import is_distributed
 from torch import Tensor
 
@@ -165,7 +165,7 @@ def _may_write(arguments: Sequence[Any], recorded: bool) -> bool:
     """Whether the operator itself may write to its arguments: autograd and torch.func's transforms see copies alone."""
     if recorded:
         return can_bypass_dispatcher(arguments)
-    return not torch._C._are_functorch_transforms_active()
+    return not are_transforms_active()
 
 
 @torch.no_grad()

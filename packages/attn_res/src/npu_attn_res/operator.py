@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from npu_tiling import device_for
 from npu_tiling.chips import dry_runs
-from npu_tiling.dispatch import Function, OperatorLibrary, apply
+from npu_tiling.dispatch import Function, OperatorLibrary, apply, are_transforms_active, is_backward, is_mapped
 from npu_tiling.operators import Operator
 from torch import Tensor
 
@@ -217,7 +217,7 @@ def versions_noted(bank: Tensor, n_blocks: int | Tensor | None) -> Iterator[None
     backward, and what goes where an n_blocks on the device says, are taken to leave blocks that a call has read as they are.
     """
     version = bank._version
-    is_again = torch._C._current_graph_task_id() != -1
+    is_again = is_backward()
     block = n_blocks if isinstance(n_blocks, int) and not is_again else None
     try:
         yield
@@ -239,7 +239,7 @@ def _place(bank: Tensor, dim: int) -> tuple[Any, int]:
 
 def has_versions(bank: Tensor) -> bool:
     """Whether the versions of a bank say what was written to it: a plain tensor's, outside of compilers and transforms."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or are_transforms_active():
         return False
     return type(bank) in (Tensor, torch.nn.Parameter) and not bank.is_inference()
 
@@ -274,8 +274,7 @@ def write_block(bank: Tensor, n_blocks: int | Tensor, block: Tensor, by_kernel: 
 
 def _check_mapped(memory: Tensor, value: Tensor) -> None:
     """Raises an error where torch.func.vmap maps over the value and not over the memory."""
-    is_mapped = torch._C._functorch.is_batchedtensor
-    if torch._C._are_functorch_transforms_active() and is_mapped(value) and not is_mapped(memory):
+    if are_transforms_active() and is_mapped(value) and not is_mapped(memory):
         raise ValueError(
             "append or in_place is True and must be False for a bank or prefix that torch.func.vmap does not map over: all"
             " calls would write to one memory. Name its dimension in in_dims."

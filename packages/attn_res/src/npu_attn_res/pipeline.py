@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import torch
 from npu_tiling import arguments
+from npu_tiling.dispatch import is_backward
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -102,7 +103,7 @@ class PipelineBlocks:
         if len(received) != expected:
             raise ValueError(f"received has {len(received)} blocks and must have {expected}.")
         inputs = [*received, *([] if prefix is None else [prefix])]
-        kept = self._recall(stage, inputs) if _is_recomputed() else self._take(stage, inputs)
+        kept = self._recall(stage, inputs) if is_backward() else self._take(stage, inputs)
         return [*(_enter_graph(kept, inputs) if kept else []), *received]
 
     def leave(self, stage: int, blocks: Sequence[Tensor], prefix: Tensor | None = None) -> list[Tensor]:
@@ -132,7 +133,7 @@ class PipelineBlocks:
         if later >= len(self._made):
             return sent
         kept = _KeptBlocks(blocks, stage, later, self._lost)
-        if not _is_recomputed():
+        if not is_backward():
             self._kept[later].append(kept)
         if any(tensor.requires_grad for tensor in sent):
             return _leave_graph(kept, sent, blocks)
@@ -180,11 +181,6 @@ class PipelineBlocks:
         arguments.whole("stage", stage, least=0)
         if stage >= len(self._made):
             raise ValueError(f"stage is {stage} and must be below the number of stages, {len(self._made)}.")
-
-
-def _is_recomputed() -> bool:
-    """Whether this code runs inside a backward: a checkpoint computes its activations again."""
-    return torch._C._current_graph_task_id() != -1
 
 
 class _KeptBlocks:

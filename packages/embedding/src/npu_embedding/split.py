@@ -46,7 +46,7 @@ import torch
 import torch.distributed as dist
 from npu_tiling import arguments, collectives, device_for
 from npu_tiling.calls import Empty
-from npu_tiling.dispatch import Function, apply
+from npu_tiling.dispatch import Function, apply, group_named
 from npu_tiling.dtensor import Shards, is_replicated, shard
 from npu_tiling.operators import Operator
 from npu_tiling.plans import Plan, Slot
@@ -160,7 +160,7 @@ def by_all(
     """
     first, last = rows
     arguments.shape("weight", weight, (last - first, weight.shape[1]))
-    name = group or dist.distributed_c10d._get_default_group().group_name
+    name = group or group_named().group_name
     call = ByAll(
         indices=indices,
         weight=weight,
@@ -191,7 +191,7 @@ def by_counts(run: Callable[[Tensor], Tensor], indices: Tensor, bounds: tuple[in
     """
     if device_for(indices.device) is None:
         check_indices(indices, bounds[-1])  # before they are sent: an owner cannot say whose index it is
-    rows = _by_counts(run, indices.reshape(-1), bounds, None if group is None else collectives.group_named(group))
+    rows = _by_counts(run, indices.reshape(-1), bounds, None if group is None else group_named(group))
     return rows.view(*indices.shape, rows.shape[-1])
 
 

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from npu_tiling import arguments
-from npu_tiling.collectives import group_named
+from npu_tiling.dispatch import group_named
 from npu_tiling.dtensor import is_distributed
 from torch import Tensor, nn
 

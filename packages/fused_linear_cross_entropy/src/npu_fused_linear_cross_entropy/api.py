@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from npu_tiling import arguments
 from npu_tiling.calls import statistics_dtype
-from npu_tiling.collectives import group_named
-from npu_tiling.dispatch import is_autocast
+from npu_tiling.dispatch import group_named, is_autocast
 from npu_tiling.dtensor import is_distributed
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup

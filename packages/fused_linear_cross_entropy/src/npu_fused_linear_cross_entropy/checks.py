@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from npu_tiling import arguments, device_for
 from npu_tiling.calls import statistics_dtype
-from npu_tiling.dispatch import is_autocast
+from npu_tiling.dispatch import are_transforms_active, is_autocast
 from npu_tiling.dtensor import Shards, is_distributed, is_replicated, shard, summed
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -201,7 +201,7 @@ def check_weight_grad(weight_grad: Tensor | None, weight: Tensor, accum_dtype: t
         raise ValueError("weight_grad requires a gradient and must not.")
     if is_distributed((weight_grad, weight)):
         raise ValueError("weight_grad must be left out where there are DTensors.")
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+    if not torch.compiler.is_compiling() and are_transforms_active():
         raise NotImplementedError("weight_grad must be left out under torch.func, whose functions change no argument.")
     return weight_grad.dtype
 

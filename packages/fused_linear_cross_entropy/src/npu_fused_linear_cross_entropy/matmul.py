@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from npu_tiling.dispatch import is_registered
 from npu_tiling.plans import Plan
 from torch import Tensor
 
@@ -136,15 +136,7 @@ def _is_misread(p: Plan, a: Any) -> bool:
 def _native(operator: str, device: torch.device) -> bool:
     """Whether PyTorch has a product into another dtype for a device; in a dry run, for any."""
     keys = {"cuda": "CUDA", "npu": "PrivateUse1", "meta": "Meta"}
-    return _is_registered(f"aten::{operator}.dtype_out", keys.get(device.type, "CPU"))
-
-
-@functools.cache
-def _is_registered(operator: str, key: str) -> bool:
-    try:
-        return torch._C._dispatch_has_kernel_for_dispatch_key(operator, key)
-    except RuntimeError:  # a PyTorch without the operator
-        return False
+    return is_registered(f"aten::{operator}.dtype_out", keys.get(device.type, "CPU"))
 
 
 def _widened(a: Tensor, b: Tensor, out: Tensor, beta: float, alpha: float) -> None:

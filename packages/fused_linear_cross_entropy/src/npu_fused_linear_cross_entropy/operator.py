@@ -17,7 +17,15 @@ from operator import is_, itemgetter
 from typing import Any, get_type_hints
 
 import torch
-from npu_tiling.dispatch import Function, OperatorLibrary, apply, can_bypass_dispatcher, is_asked, needs_gradient
+from npu_tiling.dispatch import (
+    Function,
+    OperatorLibrary,
+    apply,
+    can_bypass_dispatcher,
+    is_asked,
+    keeps_graph,
+    needs_gradient,
+)
 from npu_tiling.operators import Operator
 from npu_tiling.plans import Plan
 from torch import Tensor
@@ -180,7 +188,7 @@ def _scaled(
     numbers = [dloss] * len(present)
     if factors is not None:
         numbers = [dloss * factor for gradient, factor in zip(gradients, factors, strict=True) if gradient is not None]
-    once = not torch._C._autograd._get_current_graph_task_keep_graph()
+    once = not keeps_graph()
     if once and not torch.is_grad_enabled() and can_bypass_dispatcher((*present, *numbers)):
         for gradient, number in zip(present, numbers, strict=True):
             SCALE_.run(gradient, number)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import Tensor
 
-
-def group_named(name: str) -> dist.ProcessGroup:
-    """The process group of a name: a module keeps the name, which can be copied and pickled."""
-    return dist.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
+from .dispatch import group_named
 
 
 def ranks(group: str) -> int:
     """How many processes a group has."""
-    return group_named(group).size()
+    size: int = group_named(group).size()
+    return size
 
 
 def sum_(values: Tensor, group: str) -> None:

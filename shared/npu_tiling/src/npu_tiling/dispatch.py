@@ -1,6 +1,7 @@
 """Operators registered with PyTorch whose calls cost little on the host, and what autograd records of a call.
 
-The private names of PyTorch stand in this file. Imports torch; `npu_tiling` itself does not.
+Private names of PyTorch stand in this file, and in `models.py` those that say what sees a model's calls. Imports torch;
+`npu_tiling` itself does not.
 """
 
 from __future__ import annotations
@@ -25,12 +26,36 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, t
 
 from .chips import dry_runs, plain_pytorch
 
+
+def _private(name: str, otherwise: Any) -> Any:
+    """A private name of PyTorch, by its path in torch; in a release without it, what does in its place."""
+    found: Any = torch
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return otherwise if found is None else found
+
+
+# Without one of these three, calls go through the dispatcher, as if something saw them.
+are_transforms_active: Callable[[], bool] = _private("_C._are_functorch_transforms_active", lambda: True)
+count_dispatch_modes: Callable[[], int] = _private("_C._len_torch_dispatch_stack", lambda: 1)
+_count_function_modes: Callable[[], int] = _private("_C._len_torch_function_stack", lambda: 1)
+is_mapped: Callable[[Tensor], bool] = _private("_C._functorch.is_batchedtensor", lambda tensor: False)
+"""Whether a tensor is one that torch.func.vmap maps over."""
+_is_wrapped: Callable[[Tensor], bool] = _private("_C._functorch.is_functorch_wrapped_tensor", lambda tensor: True)
+_will_run: Callable[[Any], bool] = _private("_C._will_engine_execute_node", lambda node: True)
+_graph_task: Callable[[], int] = _private("_C._current_graph_task_id", lambda: -1)
+keeps_graph: Callable[[], bool] = _private("_C._autograd._get_current_graph_task_keep_graph", lambda: True)
+"""Whether the backward that runs now leaves the graph for another one."""
+_has_kernel: Callable[[str, str], bool] = _private("_C._dispatch_has_kernel_for_dispatch_key", lambda operator, key: False)
+current_cuda_device: Callable[[], int] = _private("_C._cuda_getDevice", torch.cuda.current_device)
+"""What `torch.cuda.current_device` asks once CUDA is initialised, which it is where a tensor lies on it."""
+
 # An operator's autograd kernel runs at one level of torch.func's transforms, which the dispatcher has already chosen: this
 # is the Function for that, where torch.autograd.Function would start over at the outermost level.
 Function = torch.autograd.function._SingleLevelFunction
 
 # Whether a tensor stands for several upstream gradients, those of `torch.autograd.grad(..., is_grads_batched=True)`.
-is_batched = torch._C._functorch.is_legacy_batchedtensor
+is_batched: Callable[[Tensor], bool] = _private("_C._functorch.is_legacy_batchedtensor", lambda tensor: True)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,7 +70,7 @@ _ever_transformed = False
 
 def apply(function: type[Any], *arguments: Any) -> Any:
     """`function.apply(...)` of a `Function`, under torch.func's transforms too."""
-    if not torch._C._are_functorch_transforms_active():
+    if not are_transforms_active():
         return function.apply(*arguments)
     global _ever_transformed
     _ever_transformed = True
@@ -107,9 +132,35 @@ def is_asked(node: Any) -> bool:
     `backward(inputs=...)` and `torch.autograd.grad` leave nodes out.
     """
     try:
-        return bool(torch._C._will_engine_execute_node(node))
+        return bool(_will_run(node))
     except RuntimeError:  # a leaf whose gradient `grad` returns, or a backward without an engine
         return True
+
+
+def is_backward() -> bool:
+    """Whether autograd's engine is running."""
+    return _graph_task() != -1
+
+
+def is_registered(operator: str, key: str) -> bool:
+    """Whether PyTorch has a kernel of an operator, "aten::mm", for a dispatch key."""
+    try:
+        return _has_kernel(operator, key)
+    except RuntimeError:  # a PyTorch without the operator
+        return False
+
+
+def group_named(name: str | None = None) -> Any:
+    """The process group of a name: a module keeps the name, which can be copied and pickled. None: the default group."""
+    groups: Any = torch.distributed.distributed_c10d
+    return groups._get_default_group() if name is None else groups._resolve_process_group(name)
+
+
+def allocator(device: torch.device) -> Callable[..., Tensor]:
+    """empty(sizes, strides, dtype) on the current device: the fast one that Inductor's code calls, where PyTorch has it."""
+    slow = functools.partial(torch.empty_strided, device=device)
+    found: Callable[..., Tensor] = _private(f"_C._dynamo.guards._empty_strided_{device.type}", slow)
+    return found
 
 
 def can_bypass_dispatcher(arguments: Sequence[Any]) -> bool:
@@ -124,12 +175,12 @@ def is_unobserved() -> bool:
     """Whether no tracing, mode or transform sees operators' calls."""
     if is_dynamo_compiling():  # the operator would be traced into, and not captured
         return False
-    if torch._C._are_functorch_transforms_active():  # levels of grad and vmap would be skipped; wrappers have no data
+    if are_transforms_active():  # levels of grad and vmap would be skipped; wrappers have no data
         return False
     if forward_ad._current_level >= 0:  # tangents would be dropped in silence
         return False
     # A mode would not see the call: fake tensors, counters, selective checkpoints.
-    return not torch._C._len_torch_dispatch_stack() and not torch._C._len_torch_function_stack()
+    return not count_dispatch_modes() and not _count_function_modes()
 
 
 def all_plain(arguments: Sequence[Any]) -> bool:
@@ -141,7 +192,7 @@ def all_plain(arguments: Sequence[Any]) -> bool:
         if kind in PLAIN:
             if argument.is_meta or argument.is_neg() or is_batched(argument):  # no data, or data with the other sign
                 return False
-            if _ever_transformed and torch._C._functorch.is_functorch_wrapped_tensor(argument):
+            if _ever_transformed and _is_wrapped(argument):
                 return False  # after a transform what a Function saved under it is still wrapped
         elif isinstance(argument, (list, tuple)):  # asked before whether it is a tensor, which takes longer to deny
             if not all_plain(argument):

@@ -154,11 +154,9 @@ class _Part(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: DTensor, gradient: tuple[Placement, ...]) -> Tensor:
-        from torch.distributed._functional_collectives import AsyncCollectiveTensor
-
         ctx.mesh, ctx.gradient, ctx.shape, ctx.stride = tensor.device_mesh, gradient, tensor.shape, tensor.stride()
         part = tensor.to_local()
-        if isinstance(part, AsyncCollectiveTensor):
+        if hasattr(part, "wait"):  # an AsyncCollectiveTensor
             part = part.wait()
         return part.detach()  # no view: autograd refuses a Function's view that was written to, as `max_norm` writes to it
 

@@ -323,8 +323,11 @@ def current_device(kind: str) -> Callable[[], int] | None:
     if kind == "cpu":
         return None
     torch = sys.modules["torch"]
-    # What torch.cuda.current_device asks once CUDA is initialised, which it is where a tensor lies on it.
-    directly = _of_torch_npu("_npu_getDevice") if kind == "npu" else getattr(torch._C, "_cuda_getDevice", None)
+    if kind == "cuda":
+        from .dispatch import current_cuda_device
+
+        return current_cuda_device
+    directly = _of_torch_npu("_npu_getDevice") if kind == "npu" else None
     return directly or getattr(torch, kind).current_device
 
 
@@ -458,6 +461,8 @@ active: list[PlannedCall] | None = None
 def add(plan: Any, again: Callable[[Mapping[Any, Any]], Any]) -> None:
     """List a plan, if plans are listed."""
     if active is not None:
+        from .dispatch import is_backward
+
         active.append(PlannedCall("backward" if is_backward() else "forward", plan, again))
 
 
@@ -482,9 +487,3 @@ def watch_launches() -> Iterator[list[PlannedCall]]:
         yield calls
     finally:
         active = before
-
-
-def is_backward() -> bool:
-    """Whether autograd's engine is running."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch._C._current_graph_task_id() != -1

@@ -14,7 +14,7 @@ from torch import Tensor
 from . import launch as launching
 from .calls import ALIGNMENT, Signature, are_aligned, device_of, flat
 from .chips import Device, device_for, is_overridden
-from .dispatch import OperatorLibrary, is_unobserved, needs_gradient
+from .dispatch import OperatorLibrary, count_dispatch_modes, is_unobserved, needs_gradient
 from .plans import Plan, Torch, compile_plan, is_direct, run_plan
 
 _MOST_KEYS = 1024
@@ -148,7 +148,7 @@ class Operator:
 
     def run(self, *arguments: Any) -> Any:
         """The operator's implementation, which PyTorch's dispatcher calls below autograd, for tensors of any device."""
-        if launching.active is not None or is_overridden() or torch._C._len_torch_dispatch_stack():
+        if launching.active is not None or is_overridden() or count_dispatch_modes():
             return self._by_steps(None, arguments, may_compile=False)
         return self._run(self._key(*arguments) if self._functions else None, arguments)
 

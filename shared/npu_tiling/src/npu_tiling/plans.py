@@ -24,6 +24,7 @@ from . import launch as launching
 from .budget import place_in
 from .calls import ALIGNMENT, Empty, flat
 from .chips import dry_runs
+from .dispatch import allocator
 from .launch import Kernels, LaunchSpec, current_device, kernels_of
 from .rows import is_contiguous
 
@@ -605,7 +606,7 @@ class _Writer:
         """The function. `calls` gives a DirectCall and its watchers for each launch of the plan, in order."""
         parameters, lines = self._parameters()
         watchers: dict[int, Any] = {}
-        index, empty = self._name(self._device.index), self._name(_allocator(self._device))
+        index, empty = self._name(self._device.index), self._name(allocator(self._device))
         for step, ended in zip(self._plan.steps, self._plan.last_uses(by_address=self._by_address), strict=True):
             if isinstance(step, (New, View)) and step.slot.number in ended:
                 continue
@@ -704,12 +705,6 @@ def _maker(text: str) -> Callable[..., Any]:
     exec(text, scope)
     make: Callable[..., Any] = scope["make"]
     return make
-
-
-def _allocator(device: torch.device) -> Callable[..., Tensor]:
-    """empty(sizes, strides, dtype) on the current device: the fast one that Inductor's code calls, where PyTorch has it."""
-    fast = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
-    return fast or functools.partial(empty_strided, device=device)
 
 
 def empty_strided(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
