@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from npu_tiling import Device, import_kernels
-from npu_tiling.plans import Launch, Slot
+from npu_tiling.plans import Distance, Launch, Slot
 
 from . import launches
 from .cuda_calls import CALLS
@@ -85,6 +85,8 @@ def unique(package: str, chip: Device) -> dict[Hashable, Launch]:
 
 def _specialised(argument: Any) -> Hashable:
     """The part of an argument that another kernel is compiled for."""
+    if isinstance(argument, Distance):
+        return Distance
     if isinstance(argument, tuple):
         return tuple(map(_specialised, argument))
     if isinstance(argument, Slot):
@@ -105,6 +107,8 @@ def compiled(launch: Launch) -> Code:
 
 def _given(argument: Any) -> Any:
     """An argument for the JIT: a tensor has a dtype and an address, which is 0 or off the alignment."""
+    if isinstance(argument, Distance):
+        return 2**40
     if isinstance(argument, tuple):
         return tuple(map(_given, argument))
     if not isinstance(argument, Slot):

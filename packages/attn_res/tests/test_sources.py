@@ -4,7 +4,7 @@ import npu_tiling
 import pytest
 import torch
 from npu_attn_res import sources
-from npu_tiling.plans import Launch, Plan, Reached, Torch, run_plan, slots_in
+from npu_tiling.plans import Launch, Plan, Reached, run_plan, slots_in
 
 DEVICES = {
     "cuda": npu_tiling.Device("NVIDIA H200", "cuda", "sm_90", 132, 132, 232448, ub_align=16, max_grid=2**31 - 1),
@@ -106,7 +106,7 @@ def test_blocks_that_were_arguments_are_put_into_a_table_for_kernels_that_take_c
     plan, found = plan_of("cuda", blocks, gradients)
     assert not plan.steps
     tabled = found.in_tables(plan)
-    assert any(type(step) is Torch for step in plan.steps)
+    assert any(type(step) is Launch for step in plan.steps)
     assert tabled.at.others is None and tabled.to.others is None
     run(plan, [*blocks, *gradients], tabled.at.base)
     assert [blocks[0].data_ptr() + 4 * entry for entry in entries[:3]] == [block.data_ptr() for block in blocks]

@@ -1,7 +1,7 @@
 """Sources as kernels find them: pointers and strides. Nothing is stacked or copied where rows lie at one stride.
 
 Kernels for CUDA take a pointer to each of a few blocks. Else a list is reached from its first block through a table of
-distances, which launches fill while the plan runs: distances depend on addresses, so no plan has them.
+distances, which launches of the plan fill: what they write follows from addresses, which a run knows (`Distance`).
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ from math import ceil, prod
 from typing import Any, NamedTuple
 
 import torch
-from npu_tiling import Device, LaunchSpec
+from npu_tiling import Device
 from npu_tiling.budget import power_of_two
 from npu_tiling.calls import Empty
 from npu_tiling.doctor import version
-from npu_tiling.launch import kernels_of
-from npu_tiling.plans import Given, Plan, Reached, Slot
+from npu_tiling.plans import Distance, Given, Plan, Reached, Slot
 from npu_tiling.rows import layout_of
-from torch import Tensor
 
 from .ascend import tiling as ascend
 from .cuda import tiling as cuda
 from .cuda.tiling import CudaTiling
+from .kernels import attn_res_table_kernel
 from .records import Backward, Forward
 from .shape import Shape, Tiling
 
@@ -227,7 +226,11 @@ def _in_tables(p: Plan, sources: Sequence[Slot], gradients: Sequence[Slot | None
     begin = _begin(len(sources))
     length = begin + len(gradients) if present else len(sources)
     table: Any = p.new(Empty((length + -length % _ENTRIES,), torch.int64))
-    p.torch(fill_table, table, [*sources], [*gradients], LaunchSpec.of(TableTiling(device=p.chip), {}), writes=[table])
+    entries: list[int | Distance] = [Distance(sources[0], each) for each in sources]
+    if present:
+        entries += [0] * (begin - len(sources))
+        entries += [_NO_GRADIENT if each is None else Distance(present[0], each) for each in gradients]
+    _fill(p, table, entries)
     aligned = p.chip.kind == "cuda" and p.aligned_lists  # memory that the plan makes is aligned
     at = Pointers(Reached(sources), table, aligned)
     if not present:
@@ -240,29 +243,22 @@ def _begin(n_sources: int) -> int:
     return n_sources + n_sources % 2
 
 
-def fill_table(table: Tensor, sources: Sequence[Tensor], gradients: Sequence[Tensor | None], spec: LaunchSpec) -> None:
-    """Writes the distances of sources from the first one, and of gradients from the first that is there.
+def _fill(p: Plan, table: Slot, entries: Sequence[int | Distance]) -> None:
+    """Adds launches that write a table from their arguments.
 
-    Launches write them from their arguments. For a copy from the host the host would wait, and no graph could capture it.
+    For a copy from the host the host would wait, and no graph could capture it.
     """
-    itemsize = sources[0].dtype.itemsize
-    start = sources[0].data_ptr()
-    entries = [(each.data_ptr() - start) // itemsize for each in sources]
-    present = [gradient for gradient in gradients if gradient is not None]
-    if present:
-        start = present[0].data_ptr()
-        entries += [0] * (_begin(len(sources)) - len(sources))
-        entries += [_NO_GRADIENT if each is None else (each.data_ptr() - start) // itemsize for each in gradients]
-    entries += [0] * (-len(entries) % _ENTRIES)
-    kernels, _ = kernels_of(__name__)
-    for i in range(0, len(entries), _ENTRIES):
-        numbers = (i, *entries[i : i + _ENTRIES])
-        kernels.launch("kernels", "attn_res_table_kernel", spec, 1, (table,), numbers)
+    name, padded = "table of distances", [*entries, *[0] * (table.shape[0] - len(entries))]
+    p.choose(name, TableTiling(device=p.chip))
+    for first in range(0, len(padded), _ENTRIES):
+        written = padded[first : first + _ENTRIES]
+        sizes = {"first": first} | {f"o_{i}": each for i, each in enumerate(written)}
+        p.launch(attn_res_table_kernel, name, 1, reads={}, writes={"p_table": table}, sizes=sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableTiling:
-    """The launch that fills a table of offsets: one program."""
+    """One program writes 16 entries of a table of distances."""
 
     device: Device = field(repr=False)
 

@@ -32,20 +32,28 @@ _WRAPPERS = (  # all that a wrapper around a launcher in C names: triton-ascend 
 _watching = threading.Lock()
 
 
-def unspecialised(kernel: Any) -> tuple[bool, ...]:
-    """For each parameter of a `@triton.jit` function whether `do_not_specialize` names it."""
-    return tuple(bool(getattr(parameter, "do_not_specialize", False)) for parameter in getattr(kernel, "params", ()))
+TYPED = "typed"  # a parameter whose annotation is its type, and which `do_not_specialize` names
 
 
-def specialisation(scalars: Sequence[Any], plain: Iterable[bool]) -> list[Any]:
+def unspecialised(kernel: Any) -> tuple[bool | str, ...]:
+    """For each parameter of a `@triton.jit` function whether `do_not_specialize` names it, or `TYPED`."""
+    return tuple(
+        bool(getattr(each, "do_not_specialize", False)) and (TYPED if getattr(each, "annotation_type", "") else True)
+        for each in getattr(kernel, "params", ())
+    )
+
+
+def specialisation(scalars: Sequence[Any], plain: Iterable[bool | str]) -> list[Any]:
     """What the JIT compiles another kernel for: equal for numbers that share one.
 
     An integer becomes 32 or 64 bits wide by its value, 1 becomes a constant and multiples of 16 are known as such; of those
-    that are `plain` (see `unspecialised`) the width alone counts. Of other types, floats first, the type does; True and
-    False differ.
+    that are `plain` (see `unspecialised`) the width alone counts, and of those with a type nothing. Of other types, floats
+    first, the type does; True and False differ.
     """
     found: list[Any] = []
     for scalar, is_plain in zip(scalars, plain, strict=False):
+        if is_plain is TYPED:
+            continue
         if type(scalar) is not int:
             is_bool = type(scalar) is bool  # False is a multiple of 16 to triton-ascend 3.2
             found.append((bool, scalar) if is_bool else type(scalar))

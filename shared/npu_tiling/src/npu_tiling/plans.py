@@ -80,6 +80,23 @@ class Reached(tuple[Slot, ...]):
     """Slots that a kernel reaches through one pointer, that of the first: another argument has the distances."""
 
 
+class Distance(NamedTuple):
+    """A number of a launch that only a run knows: elements from the first element of one slot to that of another.
+
+    The kernel's parameter has a type, `tl.int64`, and is not specialised.
+    """
+
+    first: Slot
+    to: Slot
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self.to.dtype.itemsize
+
+
+Number: TypeAlias = int | float | Distance | None
+
 Given: TypeAlias = Slot | tuple[Slot, ...] | None
 """What a launch is given for a pointer: a slot, a tuple of them, `Reached`, or None."""
 
@@ -174,7 +191,7 @@ class Launch(NamedTuple):
     reads: Mapping[str, Given]
     writes: Mapping[str, Given]
     slots: tuple[Given, ...]
-    numbers: tuple[int | float | None, ...]
+    numbers: tuple[Number, ...]
     asked: Asked
 
     @property
@@ -329,7 +346,7 @@ class Plan:
         *,
         reads: Mapping[str, Given],
         writes: Mapping[str, Given],
-        sizes: Mapping[str, int | float | None],
+        sizes: Mapping[str, Number],
     ) -> None:
         """Launch a kernel with the tiling of a decision.
 
@@ -365,7 +382,7 @@ class Plan:
         found: list[list[int]] = []
         for step in reversed(self.steps):
             if type(step) is Launch:
-                slots = slots_in(step.slots)
+                slots = slots_in((step.slots, step.numbers))
                 used = {slot.base if by_address and not slot.block else slot.number for slot in slots}
             elif type(step) is Torch:
                 used = {slot.number for slot in slots_in((step.arguments, step.made))}
@@ -447,7 +464,8 @@ def run_plan(
         if type(step) is Launch:
             try:
                 given = [_filled(each, memory) for each in step.slots]
-                step.kernels.launch(step.module, step.kernel, step.spec, step.grid, given, step.numbers)
+                numbers = tuple([_between(each, memory) if type(each) is Distance else each for each in step.numbers])
+                step.kernels.launch(step.module, step.kernel, step.spec, step.grid, given, numbers)
             except Exception as error:
                 plan, i = _with_smaller_tiling(plan, step, i, error, again)
                 ends = plan.last_uses()
@@ -486,6 +504,12 @@ def _without_data(value: Any, memory: Mapping[int, Any], device: torch.device) -
         own = memory.get(value.number)
         return empty_strided(value.shape, value.strides, value.dtype, device) if own is None else own
     return None if value is None else [_without_data(each, memory, device) for each in value]
+
+
+def _between(distance: Distance, memory: Mapping[int, Any]) -> int:
+    first, to = (memory[slot.number].data_ptr() for slot in distance)
+    elements: int = (to - first) // distance.itemsize
+    return elements
 
 
 def _filled(value: Any, memory: Mapping[int, Any]) -> Any:
@@ -596,6 +620,7 @@ class _Writer:
     def __init__(self, plan: Plan, device: torch.device, lengths: Sequence[int | None]) -> None:
         self._plan, self._device, self._lengths = plan, device, lengths
         self._values: list[Any] = []
+        self._starts: dict[int, str] = {}  # names of addresses that distances begin at
         self._by_address = device.type == "cuda"  # Triton's launcher takes addresses, that of triton-ascend tensors
         made = [
             each.made if isinstance(each, Torch) else () if isinstance(each, Launch) else each.slot for each in plan.steps
@@ -624,6 +649,7 @@ class _Writer:
                 call, watching = next(calls)
                 watchers[id(watching)] = watching
                 tensors = map(self._address if self._by_address else self._spell, step.slots)
+                lines += self._starts_of(step)
                 values = [*map(self._spell, call.handles), *tensors, *map(self._spell, (*step.numbers, *call.rest))]
                 stream = f"{self._name(call.stream_of)}({index})"
                 line = f"{self._name(call.run)}({self._name(step.grid)}, 1, 1, {stream}, {', '.join(values)})"
@@ -665,6 +691,8 @@ class _Writer:
     def _spell(self, value: Any) -> str:
         """A slot, slots, None or a constant as the text has it."""
         kind = type(value)
+        if kind is Distance:
+            return f"({self._start(value.to)} - {self._starts[value.first.number]}) // {value.itemsize}"
         if kind is list or kind is tuple:
             text = "".join(f"{self._spell(each)}, " for each in value)
             return f"[{text}]" if kind is list else f"({text})"
@@ -673,6 +701,16 @@ class _Writer:
         if kind is Reached:
             value, kind = value[0], Slot
         return f"t{value.number}" if kind is Slot else "None" if value is None else self._name(value)
+
+    def _starts_of(self, step: Launch) -> list[str]:
+        """Lines that note the addresses at which a launch's distances begin."""
+        firsts = [each.first for each in step.numbers if type(each) is Distance]
+        new = {slot.number: slot for slot in firsts if slot.number not in self._starts}
+        self._starts |= {number: f"a{number}" for number in new}
+        return [f"a{number} = {self._start(slot)}" for number, slot in new.items()]
+
+    def _start(self, slot: Slot) -> str:
+        return self._address(slot) if self._by_address else f"t{slot.number}.data_ptr()"
 
     def _address(self, slot: Given) -> str:
         if slot is None:
