@@ -14,11 +14,11 @@ from tools.workspace import ROOT, read_packages
 
 # Of the sources of a package: files, lines, and of an operator the share of its lines that is device code, in hundredths.
 MOST = {
-    "npu_tiling": (20, 5600, 0),
-    "rms_norm": (23, 5050, 18),
-    "embedding": (22, 5500, 28),
-    "attn_res": (25, 6300, 20),
-    "fused_linear_cross_entropy": (40, 10430, 17),
+    "npu_tiling": (20, 5720, 0),
+    "rms_norm": (23, 4970, 18),
+    "embedding": (22, 5450, 28),
+    "attn_res": (25, 6250, 21),
+    "fused_linear_cross_entropy": (40, 10330, 17),
 }
 MOST_PARAMETERS = 36  # of a kernel
 PRIVATE = re.compile(r"\b(?:torch|dist)\.(?:\w+\.)*_\w+")

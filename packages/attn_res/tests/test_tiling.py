@@ -9,7 +9,7 @@ from npu_attn_res.ascend.tiling import AscendTiling, Way
 from npu_attn_res.cuda import tiling as cuda
 from npu_attn_res.cuda.tiling import Way as CudaWay
 from npu_attn_res.shape import COLUMN_TASKS, Shape, Task
-from npu_attn_res.sources import choose, smaller
+from npu_attn_res.sources import choose
 from npu_tiling import SOCS, Device, soc
 
 B4 = soc("Ascend910B4")
@@ -110,7 +110,7 @@ def test_programs_that_share_a_token_have_all_of_it(kind, width, n_sources):
             assert tiling.cooperating <= grid <= H200.vector_cores * tiling.per_core
             assert tiling.partials(n_tokens) == grid // tiling.cooperating * tiling.tiles
         assert tiling.per_core * tiling.shared_bytes <= H200.ub_bytes
-        assert not smaller(tiling).cooperating
+        assert not tiling.smaller().cooperating
 
 
 def test_rows_between_powers_of_two_come_in_chunks_with_little_padding():
@@ -134,7 +134,7 @@ def test_a_tile_stays_inside_32_bits():
 @pytest.mark.parametrize(("task", "width"), [(Task.FORWARD, 1000), (Task.MERGE, 4096), (Task.GRADIENT, 16384)])
 def test_smaller_launches_shrink_to_an_end(task, width):
     seen = [chosen(B4, width, task=task)]
-    while (following := smaller(seen[-1])) is not None:
+    while (following := seen[-1].smaller()) is not None:
         assert isinstance(following, AscendTiling)
         seen.append(following)
         assert len(seen) < 100
@@ -167,12 +167,12 @@ def test_on_cuda_a_smaller_launch_ends_in_kernels_that_take_columns():
     while tiling is not None:
         seen.append(tiling)
         assert not tiling.block_n or (tiling.way is CudaWay.IN_REGISTERS) == (tiling.block_n >= 16)
-        tiling = smaller(tiling)
+        tiling = tiling.smaller()
     assert {each.why for each in seen[1:]} == {"the compiler refused a larger tile"}
     assert [each.block_n for each in seen] == sorted((each.block_n for each in seen), reverse=True)
     assert not seen[-1].has_whole_rows
     assert all(each.has_whole_rows for each in seen[:-1])
     tiling = chosen(H200, 100, task=Task.GRADIENT, layers=3)
     while tiling.block_d > 1:
-        tiling = smaller(tiling)
-    assert smaller(tiling) is None
+        tiling = tiling.smaller()
+    assert tiling.smaller() is None

@@ -14,7 +14,7 @@ from npu_embedding.lookup import (
     cuda_sort,
 )
 from npu_embedding.ngram import ascend as ngram
-from npu_embedding.rows import RowShape, Way, smaller
+from npu_embedding.rows import RowShape, Way
 from npu_tiling import SOCS
 
 WIDTHS = [*range(1, 200), 256, 768, 1000, 1024, 2048, 3584, 4096, 5120, 7168, 8192, 9000, 12288, 16384, 16411, 65536, 100003]
@@ -70,7 +70,7 @@ def test_smaller_launches_end_at_one_unit(choose):
     while launch is not None:
         seen.append((launch.block_m, launch.block_n))
         assert launch.column_blocks * launch.block_n >= 4096
-        launch = smaller(launch)
+        launch = launch.smaller()
     assert len(set(seen)) == len(seen) > 5
     assert seen[-1][1] == 16
 
@@ -81,7 +81,7 @@ def test_smaller_ngram_launches_hash_whole_units_of_tokens(choose):
         launch = choose(rows(width))
         while launch is not None:
             assert launch.block_m % 8 == 0
-            last, launch = launch, smaller(launch)
+            last, launch = launch, launch.smaller()
         assert last.block_m == 8
         assert last.block_n == min(width, 8)
 
@@ -92,7 +92,7 @@ def test_smaller_tiles_of_bags_have_whole_rows(choose):
         launch = choose(rows(width))
         while launch is not None:
             assert launch.block_n == width or not launch.constants["TILES"]
-            launch = smaller(launch)
+            launch = launch.smaller()
 
 
 def test_what_cannot_fit_says_what_needs_how_much():
@@ -152,7 +152,7 @@ def test_cuda_blocks_are_powers_of_two():
                     assert name == "N" or block & (block - 1) == 0
     assert cuda.gather_launch(rows(768, 4, GPU)).constants["BLOCK_N"] == 256
     assert cuda.chunks(cuda.sums_launch(rows(768, 4, GPU)), 10**6) * 3 <= 4 * 132 * 32
-    assert smaller(cuda.gather_launch(rows(768, 4, GPU))) is None
+    assert cuda.gather_launch(rows(768, 4, GPU)).smaller() is None
     partials = cuda.partials_launch(rows(768, 4, GPU))
     assert partials.grid(partials.per_program + 1) == 2 * partials.column_blocks
 

@@ -9,7 +9,7 @@ import torch
 from npu_fused_linear_cross_entropy.call import Needs, Options
 from npu_fused_linear_cross_entropy.decide import Shape, Task, Way, choose
 from npu_fused_linear_cross_entropy.loss.gradients import ScaleLaunch
-from npu_fused_linear_cross_entropy.tiling import ChunkKernel, ChunkShape, chunk_launch, smaller
+from npu_fused_linear_cross_entropy.tiling import ChunkKernel, ChunkShape, chunk_launch
 from npu_tiling import SOCS, Device, collectives, soc
 
 B4 = soc("Ascend910B4")
@@ -102,12 +102,12 @@ def test_lengths_of_blocks_leave_short_tails():
 def test_smaller_launches_shrink_to_an_end(width):
     launch = chunk_launch(shaped("plain", width), B4)
     seen = [launch]
-    while (following := smaller(seen[-1])) is not None:
+    while (following := seen[-1].smaller()) is not None:
         seen.append(following)
         assert len(seen) < 100
     assert len(set(seen)) == len(seen)
     assert seen[-1].ub_bytes < 32 * 1024
-    assert smaller(chunk_launch(shaped("plain", width), H200)) is None
+    assert chunk_launch(shaped("plain", width), H200).smaller() is None
 
 
 def test_scaling_takes_every_core_and_no_more():

@@ -33,9 +33,8 @@ class Tiling:
     def constants(self):
         return {"BLOCK_N": self.block, "N": 7, "EXACT": True}
 
-
-def halve(tiling):
-    return replace(tiling, block=tiling.block // 2) if tiling.block > 4 else None
+    def smaller(self):
+        return replace(self, block=self.block // 2) if self.block > 4 else None
 
 
 def scale_kernel(p_x, p_y, factor, BLOCK_N: int, N: int, EXACT: int):
@@ -61,7 +60,7 @@ class Call(NamedTuple):
 
 def plan(p: Plan, call: Call):
     """A kernel with a fallback, and one that adds its partial sums."""
-    tile = p.choose("scale", Tiling(call.block), halve)
+    tile = p.choose("scale", Tiling(call.block))
     kernel = other_kernel if call.adds == "another kernel" and tile.block < call.block else scale_kernel
     y = p.new(call.results()["y"])
     p.launch(kernel, "scale", 5, reads={"p_x": call.x}, writes={"p_y": y}, sizes={"factor": 2.0})

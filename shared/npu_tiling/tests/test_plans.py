@@ -35,6 +35,9 @@ class Tile(NamedTuple):
     def options(self):
         return {}
 
+    def smaller(self):
+        return Tile(self.BLOCK // 2) if self.BLOCK > 16 else None
+
 
 def scale_kernel(p_x, p_y, n, factor, BLOCK: int):
     """y = factor x."""
@@ -56,7 +59,7 @@ class Scaled(NamedTuple):
 def scale(p: Plan, call: Scaled):
     y, z = (p.new(each) for each in call.results().values())
     x = p.contiguous(call.x)
-    tile = p.choose("scale", Tile(64), lambda tile: Tile(tile.BLOCK // 2) if tile.BLOCK > 16 else None)
+    tile = p.choose("scale", Tile(64))
     for source, into in ((x, y), (y, z)):
         if into is not None:
             sizes = {"n": x.numel(), "factor": call.factor}

@@ -23,12 +23,7 @@ from npu_tiling.operators import Operator
 from torch import Tensor
 
 from . import reference
-from .records import (
-    DWEIGHTS,
-    Backward,
-    Forward,
-    reads_h,
-)
+from .records import DWEIGHTS, Backward, Forward, reads_h
 
 LIBRARY = OperatorLibrary("npu_attn_res")
 RESULTS = ("h", "y", "new_prefix", "score", "rstd", "lse", "norm_rstd")

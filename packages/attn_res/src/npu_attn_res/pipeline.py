@@ -3,6 +3,8 @@
 The graphs of two stages share no tensor that requires a gradient. A backward of inputs alone (`torch.autograd.grad`) runs
 only nodes on a path to those inputs. So a node makes the later stage's blocks. It depends on that stage's inputs, and
 records the blocks' gradients; they go from the later stage's graph to the earlier stage's.
+
+Experimental: no trainer that we know has such a pipeline.
 """
 
 from __future__ import annotations

@@ -31,21 +31,13 @@ from .kernels import (
     attn_res_products_kernel,
     attn_res_weighted_sum_kernel,
 )
-from .records import (
-    Backward,
-    Forward,
-    gradient_of,
-    gradients_of,
-    keeps_by_token,
-    reads_h,
-)
+from .records import Backward, Forward, gradient_of, gradients_of, keeps_by_token, reads_h
 from .shape import Shape, Task, Tiling
 from .sources import (
     Sources,
     choose,
     followed,
     row_stride,
-    smaller,
     sources_of,
     sources_on_chip,
     sources_with_prefix,
@@ -450,7 +442,7 @@ def _choose(p: Plan, v: Sources, task: Task, n_layers: int, *, also_aligned: boo
         row_stride=v.s_token,
         aligned=v.at.aligned and also_aligned,
     )
-    tiling: Tiling = p.choose(str(shape), choose(shape, p.chip), smaller)
+    tiling: Tiling = p.choose(str(shape), choose(shape, p.chip))
     return tiling
 
 

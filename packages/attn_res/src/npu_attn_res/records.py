@@ -2,7 +2,7 @@
 
 From a record npu_tiling/calls.py derives the operator's schema, its fake function and the key of its plans. To add an
 option, add a field; the public functions (api.py, bank.py) give it a value. Then let the definition (reference.py), the
-plans (forward.py, backward.py) and the kernels take it.
+plans (plans.py) and the kernels take it.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from npu_tiling import Device, persistent_grid
+from npu_tiling.launch import Tiled
 
 
 class Task(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11's)
@@ -89,7 +90,7 @@ KERNEL_OF_TASK = {
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Tiling(ABC):
+class Tiling(Tiled, ABC):
     """How a launch is tiled.
 
     Attributes:
@@ -137,9 +138,14 @@ class Tiling(ABC):
         values = {"D": shape.width, "S": shape.layers, **blocks, "ALIGNED": shape.aligned, **self.sizes}
         return {name: values[name] for name in self.kernel.constants}
 
-    def because(self, why: str) -> Tiling:
-        """The same with another reason."""
-        return replace(self, why=why)
+    def smaller(self) -> Tiling | None:
+        """See `Tiled`. The last one of a kernel for whole rows has fewer columns than a row: others are to take columns."""
+        found = self._smaller()
+        return None if found is None else replace(found, why="the compiler refused a larger tile")
+
+    @abstractmethod
+    def _smaller(self) -> Tiling | None:
+        """The next smaller tiling of this chip."""
 
     @property
     def programs_per_core(self) -> int:

@@ -17,12 +17,12 @@ from npu_tiling import Device
 from npu_tiling.budget import power_of_two
 from npu_tiling.calls import Empty
 from npu_tiling.doctor import version
+from npu_tiling.launch import Tiled
 from npu_tiling.plans import Distance, Given, Plan, Reached, Slot
 from npu_tiling.rows import layout_of
 
 from .ascend import tiling as ascend
 from .cuda import tiling as cuda
-from .cuda.tiling import CudaTiling
 from .kernels import attn_res_table_kernel
 from .records import Backward, Forward
 from .shape import Shape, Tiling
@@ -161,7 +161,7 @@ def stride_of(rows: Any) -> int:
 def whole_rows(p: Plan, shape: Shape) -> Tiling | None:
     """The tiling of a launch that takes whole rows, decided in the plan under the shape's name; None where none fit."""
     chosen = choose(shape, p.chip)
-    tiling = None if chosen is None else p.choose(str(shape), chosen, smaller)
+    tiling = None if chosen is None else p.choose(str(shape), chosen)
     return tiling if tiling is not None and tiling.has_whole_rows else None
 
 
@@ -172,15 +172,6 @@ def choose(shape: Shape, chip: Device) -> Tiling | None:
         UnifiedBufferError: it takes blocks of columns, and not even the smallest fits.
     """
     return cuda.choose(shape, chip) if chip.kind == "cuda" else ascend.choose(shape, chip)
-
-
-def smaller(tiling: Any) -> Tiling | None:
-    """The next smaller tiling for a compiler that needs more memory on chip than was declared; None at the end.
-
-    The last one of a kernel for whole rows has fewer columns than a row: none fits, and other kernels are to take columns.
-    """
-    found: Any = cuda.smaller(tiling) if isinstance(tiling, CudaTiling) else ascend.smaller(tiling)
-    return None if found is None else found.because("the compiler refused a larger tile")
 
 
 def sources_on_chip(n_sources: int, chip: Device) -> int:
@@ -257,14 +248,10 @@ def _fill(p: Plan, table: Slot, entries: Sequence[int | Distance]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableTiling:
+class TableTiling(Tiled):
     """One program writes 16 entries of a table of distances."""
 
     device: Device = field(repr=False)
-
-    @property
-    def constants(self) -> dict[str, int]:
-        return {}
 
     @property
     def options(self) -> dict[str, int]:

@@ -17,6 +17,7 @@ import torch
 from npu_tiling import Block, Device, Tile, fit, footprint, persistent_grid
 from npu_tiling.budget import equal_blocks, power_of_two
 from npu_tiling.calls import Empty
+from npu_tiling.launch import Tiled
 from npu_tiling.plans import Plan, Slot
 
 FLOAT, INT8, INT32, INT64 = torch.float32, torch.int8, torch.int32, torch.int64  # pages of kernels import no torch
@@ -82,7 +83,7 @@ class Way(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
+class Launch(Tiled):
     """The part of a launch that does not depend on the number of indices or rows, from which `grid` follows.
 
     Attributes:
@@ -170,6 +171,20 @@ class RowLaunch(Launch):
         tiles = self.kernel.tiles(self.shape, fills_units(self.block_n, self.shape))
         return footprint(tiles, {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n}, self.device)
 
+    def smaller(self) -> RowLaunch | None:
+        """Fewer rows, then fewer columns."""
+        kernel, shape, block_m, block_n = self.kernel, self.shape, self.block_m, self.block_n
+        least = max(kernel.unit, 2)
+        if block_m > least:
+            block_m = max(least, block_m // 2 // kernel.unit * kernel.unit)
+        elif kernel.row_by_row is not None:
+            return kernel.row_by_row(shape)
+        else:
+            block_n = _equal_columns(shape, ceil(block_n / 2))
+            if block_n >= self.block_n:  # no whole unit is left
+                return None
+        return row_launch(kernel, shape, block_m, block_n, why=self.why, decided_at=self.decided_at)
+
 
 def row_launch(kernel: RowKernel, shape: RowShape, block_m: int, block_n: int, *, why: str, decided_at: str) -> RowLaunch:
     """A launch with a tile of so many rows and columns."""
@@ -213,23 +228,6 @@ _MAX_TILE_ROWS = 32
 def tile_rows(shape: RowShape, tile_bytes: int = TILE_BYTES) -> Block:
     """Rows of a tile of so many bytes, at least 2."""
     return Block("BLOCK_M", max(2, min(_MAX_TILE_ROWS, tile_bytes // (shape.width * shape.itemsize))), 2)
-
-
-def smaller(launch: Launch) -> RowLaunch | None:
-    """The next smaller launch for a compiler that needs more Unified Buffer than was declared; None at the end."""
-    if not isinstance(launch, RowLaunch):
-        return None
-    kernel, shape, block_m, block_n = launch.kernel, launch.shape, launch.block_m, launch.block_n
-    least = max(kernel.unit, 2)
-    if block_m > least:
-        block_m = max(least, block_m // 2 // kernel.unit * kernel.unit)
-    elif kernel.row_by_row is not None:
-        return kernel.row_by_row(shape)
-    else:
-        block_n = _equal_columns(shape, ceil(block_n / 2))
-        if block_n >= launch.block_n:  # no whole unit is left
-            return None
-    return row_launch(kernel, shape, block_m, block_n, why=launch.why, decided_at=launch.decided_at)
 
 
 def fills_units(columns: int, shape: RowShape) -> bool:

@@ -13,36 +13,11 @@ from npu_tiling.dtensor import is_distributed
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from .call import (
-    Forward,
-    LinearCrossEntropyOutput,
-    Option,
-    Options,
-    ProbabilityTargets,
-    replaced,
-    whole_shape,
-)
-from .checks import (
-    Part,
-    check_loss,
-    check_values,
-    check_weight_grad,
-    checked_options,
-    joined,
-    loss_of_parts,
-    named_options,
-)
+from .call import Forward, LinearCrossEntropyOutput, Option, Options, ProbabilityTargets, replaced, whole_shape
+from .checks import Part, check_loss, check_values, check_weight_grad, checked_options, joined, loss_of_parts, named_options
 from .distributions.plan import probability_loss
 from .operator import FORWARD
-from .tokens import (
-    are_counted,
-    can_be_read,
-    check_columns,
-    check_counted,
-    checked_token_weight,
-    divisors,
-    of_counted_tokens,
-)
+from .tokens import are_counted, can_be_read, check_columns, check_counted, checked_token_weight, divisors, of_counted_tokens
 
 _NONE = (None, None, None)  # divisor, frozen, weight_grad
 _FLAGS = (False, False, False, False)  # what autograd asks an operator for beside the outputs

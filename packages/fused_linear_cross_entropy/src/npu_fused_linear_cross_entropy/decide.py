@@ -35,6 +35,7 @@ import torch
 from npu_tiling import Device, collectives
 from npu_tiling.budget import FP32, here
 from npu_tiling.calls import statistics_dtype
+from npu_tiling.launch import Tiled
 
 from .call import EachOptions, Needs, Options
 from .tiling import ROWS, ChunkKernel, ChunkShape, ProductLaunch, chunk_launch, is_worth_it
@@ -196,7 +197,7 @@ class Way(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tiling:
+class Tiling(Tiled):
     """How a loss is computed.
 
     Attributes:
@@ -229,15 +230,6 @@ class Tiling:
 
     def __hash__(self) -> int:
         return hash((self.shape, self.way))  # before Python 3.12 the slices of chunks have none
-
-    @property
-    def constants(self) -> dict[str, int]:
-        """None: what is decided is no kernel's."""
-        return {}
-
-    @property
-    def options(self) -> dict[str, int]:
-        return {}
 
 
 class Rule(NamedTuple):
@@ -475,7 +467,7 @@ def split(demand: Demand, chunk_tokens: int | None, memory_budget: int | None, d
     if tokens <= min(affordable, wanted):
         why = f"the logits of all tokens fit in {_mib(budget)}, and {wanted} tokens hide the weight's traffic"
         return Chunks(tokens=exactly(tokens, tokens or 1), columns=everything, why=why)
-    kept = _kept(demand, min(budget, _KEPT_BUDGET)) if demand.kept_bytes else None
+    kept = _columns_kept_in_dweight(demand, min(budget, _KEPT_BUDGET)) if demand.kept_bytes else None
     if kept is not None:
         return kept
     if affordable >= min(tokens, wanted):
@@ -544,33 +536,34 @@ def budget_of(memory_budget: int | None, device: Device | None) -> int:
     return DEFAULT_BUDGET["cpu" if device is None else device.kind] if memory_budget is None else memory_budget
 
 
-def _kept(demand: Demand, budget: int) -> Chunks | None:
+def _columns_kept_in_dweight(demand: Demand, budget: int) -> Chunks | None:
     """Chunks of columns of all tokens, whose logits are kept; None if they, or the sums of dx, have no memory."""
     tokens, vocabulary = demand.tokens, demand.vocabulary
     budget -= tokens * demand.sum_bytes
+    # The longest chunk for which logits fit, and for each row and chunk a number: the maximum that was subtracted.
     longest = budget // (tokens * demand.logit_bytes) // UNIT * UNIT
     while longest >= UNIT and tokens * (longest * demand.logit_bytes + ceil(vocabulary / longest) * FP32) > budget:
-        longest -= UNIT  # room for the row maximum subtracted from each chunk
+        longest -= UNIT
     if longest < min(_MIN_COLUMNS, vocabulary):
         return None
     together = demand.logit_bytes // demand.kept_bytes  # kept chunks that one chunk of logits has room for
     columns = equally(vocabulary, longest)
     kept = joined(columns, together)
-    if not fits(demand, kept[-1]):  # row padding makes the last part too big: keep the unaligned tail separately
+    if not fits_in_dweight(demand, kept[-1]):  # row padding makes the last part too big: keep the unaligned tail separately
         whole = vocabulary // UNIT * UNIT
         rest = (slice(whole, vocabulary),)
         columns = (*equally(whole, longest), *rest)
         kept = (*joined(columns[:-1], together), *rest)
     room = tokens * pitch(columns[0].stop) * demand.logit_bytes
     sums = min(tokens, UNIT) * demand.width * FP32 if demand.dx else 0
-    if len(columns) == 1 or sums > room or not all(fits(demand, part) for part in kept[:-1]):
+    if len(columns) == 1 or sums > room or not all(fits_in_dweight(demand, part) for part in kept[:-1]):
         return None
     return Chunks(
         tokens=(slice(0, tokens),), columns=columns, kept=kept, why="a number for each logit fits in the weight's gradient"
     )
 
 
-def fits(demand: Demand, part: slice) -> bool:
+def fits_in_dweight(demand: Demand, part: slice) -> bool:
     """Whether the logits of a part can be kept in its rows of the weight's gradient."""
     width = part.stop - part.start
     return demand.tokens * pitch(width) * demand.kept_bytes <= width * demand.width * demand.dweight_bytes

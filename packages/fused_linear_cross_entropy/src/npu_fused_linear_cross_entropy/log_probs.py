@@ -16,15 +16,7 @@ from .api import computed, loss_again
 from .call import Distributions, Forward, LogProbs, Options, replaced, whole_shape
 from .checks import Part, check_loss, check_weight_grad, checked_options, joined
 from .distributions import DISTRIBUTIONS
-from .tokens import (
-    are_counted,
-    can_be_read,
-    check_columns,
-    check_columns_early,
-    check_counted,
-    listed,
-    of_counted_tokens,
-)
+from .tokens import are_counted, can_be_read, check_columns, check_columns_early, check_counted, listed, of_counted_tokens
 
 _INVARIANT_TOKENS = 512  # of a chunk, where its length must not follow from how many tokens there are
 

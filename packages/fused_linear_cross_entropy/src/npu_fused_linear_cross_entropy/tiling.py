@@ -28,7 +28,7 @@ from npu_tiling import ALL_TILES, Block, Device, Tile, Way, first_fit, footprint
 from npu_tiling.budget import FP32, here, power_of_two, row_options
 from npu_tiling.calls import ALIGNMENT
 from npu_tiling.chips import dry_runs
-from npu_tiling.launch import descriptor_type
+from npu_tiling.launch import Tiled, descriptor_type
 from npu_tiling.plans import Plan
 
 ROWS = 2  # of a tile of a part of a row on Ascend: fewer would not keep row reductions in the vector unit
@@ -79,7 +79,7 @@ class ChunkShape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChunkLaunch:
+class ChunkLaunch(Tiled):
     """One launch but for its number of rows: blocks and compiler options. Each chip has a class of its own.
 
     Attributes:
@@ -152,7 +152,7 @@ def chunk_launch(shape: ChunkShape, device: Device) -> CudaLaunch | AscendLaunch
 # Launches of other kernels.
 
 
-class FourWarps:
+class FourWarps(Tiled):
     """A launch whose programs have four warps on CUDA."""
 
     device: Device
@@ -221,6 +221,16 @@ class AscendLaunch(ChunkLaunch):
     def options(self) -> dict[str, int]:
         return {}
 
+    def smaller(self) -> AscendLaunch | None:
+        """Fewer rows, then blocks of fewer columns."""
+        if self.streams:
+            block = self.block_n // 2 // _UNIT * _UNIT
+        elif self.block_m > ROWS:
+            return dataclasses.replace(self, block_m=max(ROWS, self.block_m // 2))
+        else:
+            block = self.shape.width // 2 // _UNIT * _UNIT
+        return _streaming(self.shape, self.device, block) if block else None
+
 
 def ascend_launch(shape: ChunkShape, device: Device) -> AscendLaunch:
     """Blocks for a chunk of logits. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
@@ -243,19 +253,6 @@ def ascend_launch(shape: ChunkShape, device: Device) -> AscendLaunch:
         tail_n=shape.width,
         decided_at=here(),
     )
-
-
-def smaller(launch: ChunkLaunch) -> AscendLaunch | None:
-    """The next smaller launch for a compiler that needs more Unified Buffer than was declared; None at the end."""
-    if not isinstance(launch, AscendLaunch):
-        return None
-    if launch.streams:
-        block = launch.block_n // 2 // _UNIT * _UNIT
-    elif launch.block_m > ROWS:
-        return dataclasses.replace(launch, block_m=max(ROWS, launch.block_m // 2))
-    else:
-        block = launch.shape.width // 2 // _UNIT * _UNIT
-    return _streaming(launch.shape, launch.device, block) if block else None
 
 
 def _streaming(shape: ChunkShape, device: Device, largest: int) -> AscendLaunch:
@@ -394,7 +391,7 @@ def is_worth_it(tokens: int, width: int, vocabulary: int, device: Device) -> boo
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProductLaunch:
+class ProductLaunch(Tiled):
     """Tiles of 128 x 256, or of 128 x 128 where a sum has few terms: the table at the top of this page."""
 
     width: int
@@ -441,7 +438,7 @@ def _is_readable(matrix: Any) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReferencesLaunch:
+class ReferencesLaunch(Tiled):
     """A program multiplies one row of x by its target's row of the weight."""
 
     vocabulary: int
@@ -457,7 +454,7 @@ class ReferencesLaunch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SumsLaunch:
+class SumsLaunch(Tiled):
     """A program adds the sums of 32 rows over all tiles of columns."""
 
     def grid(self, rows: int) -> int:

@@ -412,7 +412,7 @@ def rms_norm_dynamic_quant(
     Where n has NaN or inf, the scale of the row is NaN and y of the row is 0, in fp8 NaN.
 
     There is no gradient: y and scale are constants to autograd, as every integer tensor is. To train, take `rms_norm` and
-    quantise its result where the gradient is defined.
+    quantise its result where the gradient is defined. Experimental: no trainer that we know calls it.
 
     Args:
         x, weight, eps, bias, offset, casting_mode: as for `rms_norm`.

@@ -22,19 +22,11 @@ from typing import Any, NamedTuple
 from npu_tiling import Block, Device, Tile, Way, first_fit, footprint, persistent_grid
 from npu_tiling.budget import FP32, equal_blocks, here, round_up
 from npu_tiling.device import gradient_of_rows, round_to, tl, triton
+from npu_tiling.launch import Tiled
 from npu_tiling.partials import store_partial
 
 from .call import Shape
-from .formula import (
-    activate,
-    add_residual,
-    amax_of_rows,
-    inverse_rms,
-    load_factor,
-    normalise,
-    quantise,
-    weigh,
-)
+from .formula import activate, add_residual, amax_of_rows, inverse_rms, load_factor, normalise, quantise, weigh
 from .wide import result_strides
 
 
@@ -386,6 +378,8 @@ def tiles_of_rows(shape: Shape, device: Device, width: int, *, several: bool, bu
         shape.backward and not (shape.gated or several or on_950 or rounds_factors) and buffers == 1 and fp32_reads > 0
     )
     fp32_halves = 3 if is_mixed and shape.narrow else 4 if shape.narrow or on_950 else 2
+    # Half fp32 tiles that a gated backward has at once, as the compilers plan them: for the gate, its activation, the slope,
+    # products and dgate. They reuse more with single rows, and without a second buffer.
     gate_halves = 12 if on_950 else 10 if several else 11 if buffers > 1 else 9
     table = (
         # what                        shape        bytes                    copies            where
@@ -429,7 +423,7 @@ def tiles_of_columns(shape: Shape) -> list[Tile]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AscendTiling:
+class AscendTiling(Tiled):
     """How one direction runs on Ascend.
 
     Attributes:
@@ -530,6 +524,20 @@ class AscendTiling:
         """Compiler options."""
         return {"multibuffer": self.policy.buffers > 1}
 
+    def smaller(self) -> "AscendTiling | None":
+        """Fewer groups, then fewer rows, then one buffer, then blocks of columns."""
+        if self.groups > 1:
+            return dataclasses.replace(self, groups=self.groups // 2)
+        if self.rows > 1:
+            return dataclasses.replace(self, rows=self.rows // 2)
+        if self.policy.buffers > 1 and self.kernel == "rows":
+            # Not only where `launches` of this way allows it: it says where the way is fast, and here the tile has to fit.
+            return dataclasses.replace(self, policy=ONE_BUFFER)
+        unit = _unit(self.shape, self.device)
+        if self.columns <= unit:
+            return None
+        return dataclasses.replace(self, policy=COLUMNS, columns=round_up(ceil(self.columns / 2), unit))
+
 
 def choose(shape: Shape, device: Device) -> AscendTiling:
     """The tiling of the first policy that fits. Raises `npu_tiling.UnifiedBufferError` where none does."""
@@ -563,21 +571,6 @@ def choose(shape: Shape, device: Device) -> AscendTiling:
     elif shape.n_outer > 1:  # equal tiles: no short one at the end of every group
         rows = ceil(shape.n_inner / ceil(shape.n_inner / rows))
     return AscendTiling(shape=shape, device=device, policy=policy, groups=groups, rows=rows, columns=padded)
-
-
-def smaller(tiling: AscendTiling) -> AscendTiling | None:
-    """The next smaller tiling for a compiler that needs more Unified Buffer than was declared; None at the end."""
-    if tiling.groups > 1:
-        return dataclasses.replace(tiling, groups=tiling.groups // 2)
-    if tiling.rows > 1:
-        return dataclasses.replace(tiling, rows=tiling.rows // 2)
-    if tiling.policy.buffers > 1 and tiling.kernel == "rows":
-        # Not only where `launches` of this way allows it: it says where the way is fast, and here the tile has to fit.
-        return dataclasses.replace(tiling, policy=ONE_BUFFER)
-    unit = _unit(tiling.shape, tiling.device)
-    if tiling.columns <= unit:
-        return None
-    return dataclasses.replace(tiling, policy=COLUMNS, columns=round_up(ceil(tiling.columns / 2), unit))
 
 
 def _kinds(shape: Shape, device: Device) -> set[str]:

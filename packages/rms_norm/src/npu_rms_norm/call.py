@@ -15,7 +15,7 @@ from npu_tiling.budget import INT32_END
 from npu_tiling.calls import Empty, statistics_dtype
 from torch import Tensor
 
-# Casting modes: what is rounded on the way, and to which dtype. reference.py and `Rounding` (shape.py) read this table, and
+# Casting modes: what is rounded on the way, and to which dtype. reference.py and `Rounding` below read this table, and
 # from `Rounding` tilings and kernels have their constants.
 #
 # A new mode that rounds what the columns of `Casting` name is a row of `CASTING_MODES`, and
@@ -28,9 +28,9 @@ from torch import Tensor
 #     mode, tests/ascend_calls.py; the table of modes in tools/docs/pages/operators/rms_norm.md; and `Formula` in
 #     patching.py, if a model has the mode
 #
-# A mode that rounds something else needs a new column as well: here, in `Rounding` and in the constants of shape.py, where
+# A mode that rounds something else needs a new column as well: here, in `Rounding` and in the constants of `Shape`, where
 # reference.py (`_round`) and formula.py (`round_to`) round, in the signature and the calls of every kernel of this package
-# that `git grep -w FACTORS` finds, in `NAMES` of explain.py, and in both tiling.py, which read `shape.rounding`.
+# that `git grep -w FACTORS` finds, in `NAMES` of explain.py, and in both chips' tilings, which read `shape.rounding`.
 
 
 class To(Enum):

@@ -24,19 +24,11 @@ from typing import Any, NamedTuple
 from npu_tiling import ALL_TILES, Device, persistent_grid
 from npu_tiling.budget import CORE_REGISTERS, WARP, equal_chunks, here, power_of_two, register_cap, row_options
 from npu_tiling.device import gradient_of_rows, round_to, tl, triton
+from npu_tiling.launch import Tiled
 from npu_tiling.partials import store_partial
 
 from .call import MAX_COUNTED_ROWS, Shape
-from .formula import (
-    MIN_AMAX,
-    activate,
-    add_residual,
-    inverse_rms,
-    load_factor,
-    normalise,
-    quantise,
-    weigh,
-)
+from .formula import MIN_AMAX, activate, add_residual, inverse_rms, load_factor, normalise, quantise, weigh
 
 
 @triton.jit
@@ -543,7 +535,7 @@ MAX_SHARE = 128  # programs that may hold a row together
 
 
 @dataclass(frozen=True, kw_only=True)
-class CudaTiling:
+class CudaTiling(Tiled):
     """How one direction runs on CUDA.
 
     Attributes:
@@ -552,7 +544,7 @@ class CudaTiling:
         rows, columns: of a tile; where a row is in chunks, columns of a chunk; of "wide" and "shared", of a block.
         warps: of a program.
         per_core: programs resident on a core at once.
-        order: how the kernel numbers rows: ORDER of kernels.py or, for "wide" and "shared", of wide.py.
+        order: how the kernel numbers rows: ORDER of this page or, for "wide" and "shared", of wide.py.
     """
 
     shape: Shape

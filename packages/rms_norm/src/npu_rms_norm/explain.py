@@ -13,14 +13,7 @@ from npu_tiling.explaining import Explanation
 from npu_tiling.explaining import explain as explain_run
 from torch import Tensor
 
-from .api import (
-    add_rms_norm,
-    add_rms_norm_dynamic_quant,
-    gated_rms_norm,
-    qk_rms_norm,
-    rms_norm,
-    rms_norm_dynamic_quant,
-)
+from .api import add_rms_norm, add_rms_norm_dynamic_quant, gated_rms_norm, qk_rms_norm, rms_norm, rms_norm_dynamic_quant
 
 _EIGHT_BITS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 

@@ -90,11 +90,6 @@ def choose(shape: Shape, chip: Device) -> Tiling:
     return cuda.choose(shape, chip) if chip.kind == "cuda" else ascend.choose(shape, chip)
 
 
-def smaller(tiling: Tiling) -> Tiling | None:
-    """The next smaller tiling on Ascend, for a compiler that needs more Unified Buffer than was declared; else None."""
-    return ascend.smaller(tiling) if isinstance(tiling, AscendTiling) else None
-
-
 def _shape(
     call: Forward | Backward,
     rows: RowLayout,
@@ -164,7 +159,7 @@ def forward(p: Plan, call: Forward) -> tuple[Slot | None, ...]:
     if rows.copied:
         tensors = {name: p.contiguous(each) for name, each in tensors.items()}
     weight, bias = p.contiguous(call.weight), p.contiguous(call.bias)
-    tiling = p.choose(FORWARD, rows.tiling, smaller)
+    tiling = p.choose(FORWARD, rows.tiling)
     of_chip = cuda if p.chip.kind == "cuda" else ascend
     p.launch(
         forward_wide_kernel if tiling.kernel == "wide" else of_chip.forward_kernel,
@@ -240,7 +235,7 @@ def _launch(
     rstd = _by_head(p, call.rstd) if call.has_heads() else p.contiguous(call.rstd)
     read = {f"p_{name}": each for name, each in tensors.items() if name != "dx"}
     read |= {"p_weight": weight, "p_rstd": rstd}
-    tiling = p.choose(BACKWARD, rows.tiling, smaller)
+    tiling = p.choose(BACKWARD, rows.tiling)
     sums = parameters
     if not tiling.stores_sums:  # fp32 [splits, D] or [splits, H D]
         splits = tiling.splits // tiling.heads

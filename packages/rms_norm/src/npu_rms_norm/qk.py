@@ -3,6 +3,8 @@
 Forward: a launch of `rms_norm`'s forward for q, and one for k. Backward: the gradients of q, k and v are slices of one
 tensor, and every launch writes its slice in place. On CUDA one launch writes all three if `_in_one_launch` can; else a
 backward of `rms_norm` writes that of q, another one that of k, and PyTorch copies that of v.
+
+Experimental: no model that `patch` knows keeps q, k and v in one projection for its norms.
 """
 
 from __future__ import annotations

@@ -18,16 +18,7 @@ tensor is read in place. ORDER says which rows a program takes:
 from npu_tiling.device import collect, gradient_of_rows, publish, round_to, tl, triton
 from npu_tiling.partials import store_partial
 
-from .formula import (
-    activate,
-    add_residual,
-    amax_of_rows,
-    inverse_rms,
-    load_factor,
-    normalise,
-    quantise,
-    weigh,
-)
+from .formula import activate, add_residual, amax_of_rows, inverse_rms, load_factor, normalise, quantise, weigh
 
 
 @triton.jit

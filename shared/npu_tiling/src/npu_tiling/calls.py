@@ -45,6 +45,9 @@ _CASTS[float | None] = lambda value: None if value is None else float(value) + 0
 _CASTS[Sequence[bool]] = tuple
 _shape, _dtype = attrgetter("shape"), attrgetter("dtype")
 ALIGNMENT = 16  # bytes: Triton compiles another kernel for a pointer that is no multiple of this
+# Places in a key, from its end: which addresses are not aligned (0: all are); whether all are; whether all tensors are
+# plain, so that PyTorch's dispatcher has nothing to do for them.
+UNALIGNED, IS_ALIGNED, IS_PLAIN = -3, -2, -1
 LIST_ALIGNMENT = 16  # elements: multiples of this are distances that kernels may be told to be multiples of it
 
 
@@ -216,9 +219,8 @@ def _key(kinds: Mapping[str, Any]) -> Callable[..., tuple[Any, ...] | None]:
 
     A key has the device of the first tensor, then of each tensor shape, strides (True where it is contiguous), dtype and
     device index, of a list whether it is aligned (`are_aligned`) too, and of each option value and type. Its last three
-    entries say which addresses are not aligned (0: all are), whether all are, and whether all tensors are plain: PyTorch's
-    dispatcher has nothing to do for them. The function returns None where a tensor has no address, as inside a transform
-    of torch.func.
+    entries have names: `UNALIGNED`, `IS_ALIGNED` and `IS_PLAIN`. The
+    function returns None where a tensor has no address, as inside a transform of torch.func.
     """
     first = next(field for field, kind in kinds.items() if kind is Tensor)
     alone = [field for field, kind in kinds.items() if kind in (Tensor, Tensor | None)]  # in no list

@@ -1,7 +1,7 @@
 """Operators on DTensors: a call on them is the same call on each rank's own part, where parts need nothing of each other.
 
-A package says in its sharding.py which placements that is true of, and refuses the others by name: nothing is gathered that
-the caller did not ask for. Importing this imports torch, but not torch.distributed.tensor, which takes as long again: where
+A package says which placements that is true of, and refuses the others by name: nothing is gathered that the caller did not
+ask for. Importing this imports torch, but not torch.distributed.tensor, which takes as long again: where
 nobody has imported that, there are no DTensors.
 """
 

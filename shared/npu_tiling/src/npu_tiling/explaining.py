@@ -467,7 +467,7 @@ def _with_fallbacks(call: PlannedCall, steps: list[Step]) -> list[Step]:
     for step in steps:
         if isinstance(step, ExplainedLaunch):
             decision = next(launches).decision
-            following, key = decision.smaller(decision.tiling), (decision.name, decision.tiling)
+            following, key = decision.tiling.smaller(), (decision.name, decision.tiling)
             if following is not None:
                 if key not in found:
                     found[key] = _new(_steps(call.direction, call.again({key: following})), steps)

@@ -15,18 +15,11 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import methodcaller, or_
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import doctor as installation
 from .budget import GPUResourcesError, TileTooLargeError, UnifiedBufferError
-from .direct import (
-    DirectCall,
-    Watchers,
-    always_specialised,
-    observe,
-    specialisation,
-    unspecialised,
-)
+from .direct import DirectCall, Watchers, always_specialised, observe, specialisation, unspecialised
 from .doctor import BY_CANN
 
 if TYPE_CHECKING:
@@ -48,16 +41,22 @@ def _number(key: Hashable) -> int:
     return _numbered.setdefault(key, next(_numbers))
 
 
-class Tiled(Protocol):
-    """What a package's tiling returns for one launch."""
+class Tiled:
+    """What a table of a package chooses for a launch: a tiling."""
 
     @property
     def constants(self) -> Mapping[str, Any]:
         """`tl.constexpr` parameters that follow from the tiling, by name."""
+        return {}
 
     @property
     def options(self) -> Mapping[str, Any]:
         """Compiler options."""
+        return {}
+
+    def smaller(self) -> Any:
+        """The next smaller tiling, for a compiler or device that needs more on chip than was declared; None at the end."""
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -406,7 +405,7 @@ class Kernels:
         grid: int,
         device: torch.device,
         dtypes: Sequence[Any],
-        scalars: tuple[int | float | None, ...],
+        scalars: tuple[Any, ...],
     ) -> tuple[DirectCall, Watchers] | None:
         """How `launch` would call the kernel without Triton's JIT (see `Launcher.direct_call`)."""
         launcher = self._launchers.get((module, kernel))

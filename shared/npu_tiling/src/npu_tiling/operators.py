@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import launch as launching
-from .calls import ALIGNMENT, Signature, are_aligned, device_of, flat
+from .calls import ALIGNMENT, IS_ALIGNED, IS_PLAIN, UNALIGNED, Signature, are_aligned, device_of, flat
 from .chips import Device, device_for, is_overridden
 from .dispatch import OperatorLibrary, count_dispatch_modes, is_unobserved, needs_gradient
 from .plans import Plan, Torch, compile_plan, is_direct, run_plan
@@ -27,6 +27,10 @@ class Operator:
     The first call with a key writes a plan, which runs step by step. Once all of its kernels can be called without Triton's
     JIT, the plan becomes a Python function, which later calls with that key run. They run the steps again under `use_device`
     and under a dispatch mode of PyTorch, while launches are listed, and whenever the function returns None.
+
+    Who calls what: a public function `again`, then, with arguments that it has checked, the operator itself; PyTorch's
+    dispatcher `run`; a backward that autograd is not to record `below_autograd`; `explain` and tests `plan`. All but `plan`
+    end in `_run`, which has the function, or in `_by_steps`.
 
     Attributes:
         signature: schema, fake function and key, derived from the record.
@@ -131,7 +135,7 @@ class Operator:
         if not is_unobserved():
             return self._library(self.signature.name, *arguments)
         key = self._key(*arguments)
-        is_plain = key is not None and key[-1]
+        is_plain = key is not None and key[IS_PLAIN]
         if not is_plain:
             results = self._library(self.signature.name, *arguments)
         elif torch.is_grad_enabled() and needs_gradient(arguments[: self._n_tensors]):
@@ -175,7 +179,7 @@ class Operator:
                 plan.aligned_lists = plan.aligned_lists and are_aligned(each)
             else:
                 slots[i] = plan.argument(each)
-                if each is not None and (key is None or (key[-3] and each.data_ptr() % ALIGNMENT)):
+                if each is not None and (key is None or (key[UNALIGNED] and each.data_ptr() % ALIGNMENT)):
                     plan.unaligned.add(slots[i].number)
         write = pkgutil.resolve_name(self._write) if isinstance(self._write, str) else self._write
         plan.results = tuple(write(plan, type(call)(*slots)))
@@ -211,7 +215,7 @@ class Operator:
             results, plan = run_plan(plan, tensors, again)
         if key is not None:
             self._keep(key, chip, plan)
-            if may_compile and key[-2] and key not in self._functions and len(plan.steps) <= _MOST_STEPS:
+            if may_compile and key[IS_ALIGNED] and key not in self._functions and len(plan.steps) <= _MOST_STEPS:
                 self._compile(key, plan, tensors, arguments)
         return self._returned(results)
 

@@ -157,13 +157,11 @@ class Decision:
     Attributes:
         name: names the decision in `Plan.tiles` and `Plan.replaced`, in warnings and in errors.
         spec: the tiling, its constants and its compiler options.
-        smaller: maps a tiling that a compiler refuses to the next one to try, or to None.
         first_step: the number of the first step that depends on the decision.
     """
 
     name: str
     spec: LaunchSpec
-    smaller: Callable[[Any], Any]
     first_step: int
 
     @property
@@ -319,7 +317,6 @@ class Plan:
         self,
         decision: str,
         tiling: Any,
-        smaller: Callable[[Any], Any] = lambda _: None,
         flags: Mapping[str, Any] | None = None,
     ) -> Any:
         """The tiling of a decision: `tiling`, or the caller's in `tiles`, or what takes its place if that was refused.
@@ -328,14 +325,13 @@ class Plan:
 
         Args:
             decision: its name; `launch` takes it too.
-            tiling: what the tables chose.
-            smaller: maps a refused tiling to the next one to try, or to None.
+            tiling: what the tables chose, a `Tiled`.
             flags: the kernel's constants that do not follow from the tiling.
         """
         tiling = self.tiles.get(decision, tiling)
         while self.replaced and (decision, tiling) in self.replaced:
             tiling = self.replaced[decision, tiling]
-        self.decisions[decision] = Decision(decision, LaunchSpec.of(tiling, flags or {}), smaller, len(self.steps))
+        self.decisions[decision] = Decision(decision, LaunchSpec.of(tiling, flags or {}), len(self.steps))
         return tiling
 
     def launch(
@@ -464,7 +460,7 @@ def run_plan(
         if type(step) is Launch:
             try:
                 given = [_filled(each, memory) for each in step.slots]
-                numbers = tuple([_between(each, memory) if type(each) is Distance else each for each in step.numbers])
+                numbers = tuple([_number(each, memory) for each in step.numbers])
                 step.kernels.launch(step.module, step.kernel, step.spec, step.grid, given, numbers)
             except Exception as error:
                 plan, i = _with_smaller_tiling(plan, step, i, error, again)
@@ -506,10 +502,12 @@ def _without_data(value: Any, memory: Mapping[int, Any], device: torch.device) -
     return None if value is None else [_without_data(each, memory, device) for each in value]
 
 
-def _between(distance: Distance, memory: Mapping[int, Any]) -> int:
-    first, to = (memory[slot.number].data_ptr() for slot in distance)
-    elements: int = (to - first) // distance.itemsize
-    return elements
+def _number(value: Number, memory: Mapping[int, Any]) -> Any:
+    """A launch's number, with elements in place of a distance."""
+    if type(value) is not Distance:
+        return value
+    first, to = (memory[slot.number].data_ptr() for slot in value)
+    return (to - first) // value.itemsize
 
 
 def _filled(value: Any, memory: Mapping[int, Any]) -> Any:
@@ -547,7 +545,7 @@ def _with_smaller_tiling(
     refused, decision, tiling = launching.refusal(error), step.decision, step.decision.tiling
     if refused is None:
         raise error
-    following = decision.smaller(tiling)
+    following = tiling.smaller()
     if following is None:
         raise refused.without_smaller(decision.name, tiling) from error
     warnings.warn(f"{decision.name}: {tiling} {refused.reason}; using {following} instead.", RuntimeWarning, stacklevel=2)

@@ -219,6 +219,27 @@ class AscendTiling(Tiling):
         tiles = row.tiles(self.shape, self.device, self.block_d, self.block_m * self.block_s)
         return footprint(tiles, {}, self.device)
 
+    def _smaller(self) -> AscendTiling | None:
+        """The next smaller tiling for a compiler that needs more Unified Buffer than was declared; None at the end.
+
+        The last one for whole rows has block_d < D: `has_whole_rows` is then False, and the caller takes another way.
+        """
+        shape = self.shape
+        single = [row for row in ways(shape) if row.way.has_one_row]
+        if self.block_m > 1:
+            rows = self.block_m // 2
+            if rows == 1 and single:
+                return dataclasses.replace(self, block_m=1, way=single[0].way, decided_at=single[0].decided_at)
+            return dataclasses.replace(self, block_m=rows)
+        if single:
+            tried = [row.way for row in single].index(self.way) + 1
+            if tried < len(single):
+                return dataclasses.replace(self, way=single[tried].way, decided_at=single[tried].decided_at)
+        unit = _unit(shape, self.device)
+        if self.block_d <= unit or not (shape.takes_columns or self.has_whole_rows):
+            return None
+        return dataclasses.replace(self, block_d=round_up(ceil(self.block_d / 2), unit))
+
 
 def choose(shape: Shape, device: Device) -> AscendTiling | None:
     """The fastest way that fits; None where no whole rows do.
@@ -285,28 +306,6 @@ def statistics_by_token(width: int, itemsize: int, n_sources: int, device: Devic
 @functools.lru_cache(maxsize=256)
 def _can_keep(width: int, itemsize: int, device: Device) -> bool:
     return choose(Shape(task=Task.BACKWARD, width=width, itemsize=itemsize, by_token=True), device) is not None
-
-
-def smaller(tiling: AscendTiling) -> AscendTiling | None:
-    """The next smaller tiling for a compiler that needs more Unified Buffer than was declared; None at the end.
-
-    The last one for whole rows is a sentinel: block_d < D, so `has_whole_rows` is False and the caller takes another way.
-    """
-    shape = tiling.shape
-    single = [row for row in ways(shape) if row.way.has_one_row]
-    if tiling.block_m > 1:
-        rows = tiling.block_m // 2
-        if rows == 1 and single:
-            return dataclasses.replace(tiling, block_m=1, way=single[0].way, decided_at=single[0].decided_at)
-        return dataclasses.replace(tiling, block_m=rows)
-    if single:
-        tried = [row.way for row in single].index(tiling.way) + 1
-        if tried < len(single):
-            return dataclasses.replace(tiling, way=single[tried].way, decided_at=single[tried].decided_at)
-    unit = _unit(shape, tiling.device)
-    if tiling.block_d <= unit or not (shape.takes_columns or tiling.has_whole_rows):
-        return None
-    return dataclasses.replace(tiling, block_d=round_up(ceil(tiling.block_d / 2), unit))
 
 
 def _unit(shape: Shape, device: Device) -> int:

@@ -14,16 +14,7 @@ import os
 
 from npu_tiling.device import collect, publish, tl, triton
 
-from ..formula import (
-    ALIGNMENT,
-    NO_GRADIENT,
-    count_blocks,
-    exponentials,
-    rms_inverse,
-    score_gradient,
-    slope,
-    source_gradient,
-)
+from ..formula import ALIGNMENT, NO_GRADIENT, count_blocks, exponentials, rms_inverse, score_gradient, slope, source_gradient
 
 _ASSEMBLY = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")  # which Triton's interpreter does not know
 

@@ -252,6 +252,21 @@ class CudaTiling(Tiling):
         """Words of 8 bytes, through which programs that share a token exchange their parts."""
         return self.groups(n_tokens) * TURNS * self.cooperating * (self.block_n + self.shape.prefix)
 
+    def _smaller(self) -> CudaTiling | None:
+        """The next smaller tiling for a kernel that needs more than the device has; None at the end.
+
+        The last one for whole rows has block_d < D: `has_whole_rows` is then False, and the caller takes another way.
+        """
+        if self.cooperating:
+            return _loop(self.shape, self.device)
+        if self.block_n > 1 or self.stages > 1:
+            return _fewer_under_way(self)
+        if self.warps > 4:  # the registers of all threads
+            return dataclasses.replace(self, warps=self.warps // 2)
+        if self.block_d == 1 or not (self.shape.takes_columns or self.has_whole_rows):
+            return None
+        return dataclasses.replace(self, block_n=0, block_d=self.block_d // 2, chunks=1)
+
 
 def _other_rows(shape: Shape) -> int:
     """Rows of a token beside its sources that a program of a backward loads: dh, or a prefix, its gradient and dh."""
@@ -375,22 +390,6 @@ def _chunks(width: int) -> tuple[int, int]:
     chunk, chunks = equal_chunks(width, least=MIN_CHUNK)
     padded = power_of_two(width)
     return (chunk, chunks) if padded > MIN_PADDING * chunk * chunks else (padded, 1)
-
-
-def smaller(tiling: CudaTiling) -> CudaTiling | None:
-    """The next smaller tiling for a kernel that needs more than the device has; None at the end.
-
-    The last one for whole rows is a sentinel: block_d < D, so `has_whole_rows` is False and the caller takes another way.
-    """
-    if tiling.cooperating:
-        return _loop(tiling.shape, tiling.device)
-    if tiling.block_n > 1 or tiling.stages > 1:
-        return _fewer_under_way(tiling)
-    if tiling.warps > 4:  # the registers of all threads
-        return dataclasses.replace(tiling, warps=tiling.warps // 2)
-    if tiling.block_d == 1 or not (tiling.shape.takes_columns or tiling.has_whole_rows):
-        return None
-    return dataclasses.replace(tiling, block_n=0, block_d=tiling.block_d // 2, chunks=1)
 
 
 def _fewer_under_way(tiling: CudaTiling) -> CudaTiling:

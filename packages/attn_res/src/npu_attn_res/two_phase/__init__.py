@@ -1,4 +1,7 @@
-"""Attention Residuals in two phases: public functions, and Block AttnRes as a module with its state."""
+"""Attention Residuals in two phases: public functions, and Block AttnRes as a module with its state.
+
+Experimental: no trainer and no model of others that we know calls it. `attn_res_bank` gives a layer's input in one launch.
+"""
 
 from __future__ import annotations
 

@@ -42,14 +42,7 @@ from ..formula import (
 from ..plans import FP32, add_partials, forward, gradient_of_h, gradients, weighted_sum, zero
 from ..records import Forward
 from ..shape import Shape, Task
-from ..sources import (
-    followed,
-    row_stride,
-    sources_of,
-    stride_of,
-    whole_rows,
-    widest,
-)
+from ..sources import followed, row_stride, sources_of, stride_of, whole_rows, widest
 from .operator import (
     Merge,
     MergeBackward,

@@ -1,6 +1,8 @@
 """`embedding_bag`, from its arguments to an operator, its module and its autograd: several ids a result.
 
 Rows that are decoded, scaled or normalised (`computed_rows`) are bags of one id each.
+
+Experimental: no trainer and no model that we know calls bags, or `row_scales` and `rms_norm_eps` of `embedding`.
 """
 
 from __future__ import annotations
@@ -20,30 +22,9 @@ from npu_tiling.plans import Plan, Slot
 from torch import Tensor, nn
 
 from .. import reference
-from ..call import (
-    NO_ID,
-    NO_ROW,
-    Bags,
-    Forward,
-    Renormalise,
-    Spread,
-    check_inside,
-    check_table,
-    numbers,
-    padding_row,
-)
-from ..lookup import (
-    FORWARD,
-    LIBRARY,
-    RENORMALISE,
-    gradient_of_table,
-)
-from ..rows import (
-    RowShape,
-    dense_rows,
-    fill,
-    smaller,
-)
+from ..call import NO_ID, NO_ROW, Bags, Forward, Renormalise, Spread, check_inside, check_table, numbers, padding_row
+from ..lookup import FORWARD, LIBRARY, RENORMALISE, gradient_of_table
+from ..rows import RowShape, dense_rows, fill
 
 _FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 _EVERY_ID = 2**63 - 1  # as `n_total`: ids of other shards give zeros, and none gives NaN
@@ -288,7 +269,7 @@ def bags(p: Plan, call: Bags) -> tuple[Slot]:
         flags["SINGLE"] = n == call.n_bags
         by_row = label == "e4m3" or (call.offsets is not None and not norm)
         launch = ascend.bags_launch(shape) if by_row else ascend.bag_tiles_launch(shape)
-    tiling = p.choose("embedding bags", launch, smaller, flags)
+    tiling = p.choose("embedding bags", launch, flags)
     if norm and tiling.column_blocks > 1:
         (rows,) = bags(p, call._replace(eps=None, dtype=torch.float32))
         p.torch(_normalise, out, rows, call.indices, call.first_row, n_rows, call.eps, writes=[out])
@@ -316,7 +297,7 @@ def bags(p: Plan, call: Bags) -> tuple[Slot]:
         sizes=sizes | {"n_total": call.n_total, "s_weight": weight.strides[0]},
     )
     if part:
-        tiling = p.choose("embedding bags, parts", cuda.parts_launch(shape), smaller, {"MEAN": call.mean, "PART": part})
+        tiling = p.choose("embedding bags, parts", cuda.parts_launch(shape), {"MEAN": call.mean, "PART": part})
         p.launch(
             cuda.add_parts_kernel,
             "embedding bags, parts",
@@ -343,7 +324,7 @@ def spread(p: Plan, call: Spread) -> tuple[Slot | None, Slot | None]:
     else:
         page, choose = ascend, ascend.spread_tiles_launch if norm else ascend.spread_launch
     shape = RowShape(width=width, itemsize=call.dy.dtype.itemsize, device=p.chip)
-    tiling = p.choose("embedding bags backward", choose(shape), smaller, {"MEAN": call.mean, "NORM": norm})
+    tiling = p.choose("embedding bags backward", choose(shape), {"MEAN": call.mean, "NORM": norm})
     if norm and tiling.column_blocks > 1:
         (x,) = bags(p, _forward_of(call))
         p.torch(_normalise_backward, dx, x, call.dy, call.eps, call.factor, writes=[dx])

@@ -19,23 +19,8 @@ from npu_tiling.rows import layout_of
 from torch import Tensor
 
 from .. import reference
-from ..call import (
-    NO_ROW,
-    Backward,
-    Bags,
-    Forward,
-    Renormalise,
-)
-from ..rows import (
-    NAN_BITS,
-    Gradient,
-    RowShape,
-    Rule,
-    as_bits,
-    dense_rows,
-    fill,
-    smaller,
-)
+from ..call import NO_ROW, Backward, Bags, Forward, Renormalise
+from ..rows import NAN_BITS, Gradient, RowShape, Rule, as_bits, dense_rows, fill
 
 LIBRARY = OperatorLibrary("npu_embedding")
 
@@ -52,7 +37,7 @@ def forward(p: Plan, call: Forward) -> tuple[Slot]:
         return (out,)
     page, weight = cuda if p.chip.kind == "cuda" else ascend, dense_rows(p, call.weight)
     shape = RowShape(width=width, itemsize=weight.dtype.itemsize, device=p.chip)
-    tiling = p.choose("embedding forward", page.gather_launch(shape), smaller, {"NAN": NAN_BITS[weight.dtype]})
+    tiling = p.choose("embedding forward", page.gather_launch(shape), {"NAN": NAN_BITS[weight.dtype]})
     first, s_weight = call.first_row, weight.strides[0]
     p.launch(
         page.gather_rows_kernel,

@@ -43,7 +43,6 @@ from ..rows import (
     Way,
     fills_units,
     largest_tile,
-    smaller,
     tile_rows,
 )
 from .ascend_sort import BLOCK, KEY_OF_ROW_0, SORT, sorted_keys
@@ -409,7 +408,7 @@ def sum_slots(p: Plan, gradient: Gradient, values: Slot, slot: Slot, order: Slot
 def _sum_runs(p: Plan, gradient: Gradient, dweight: Slot, keys: Slot, order: Slot, key_of_row_0: int) -> None:
     """Adds the steps that write every row r: the sum of the run of key_of_row_0 + r, zeros where it has none."""
     (n_rows, width), n, name = dweight.shape, keys.numel(), "embedding backward, sums"
-    tiling = p.choose(name, sums_launch(gradient.shape(p.chip)), smaller, gradient.flags)
+    tiling = p.choose(name, sums_launch(gradient.shape(p.chip)), gradient.flags)
     n_chunks = chunks(tiling, n + n_rows)
     partials = p.new(Empty((2, n_chunks, width), FLOAT))
     sizes: dict[str, Any] = {"n": n, "n_rows": n_rows, "n_chunks": n_chunks, "key_of_row_0": key_of_row_0}
@@ -425,7 +424,7 @@ def _sum_runs(p: Plan, gradient: Gradient, dweight: Slot, keys: Slot, order: Slo
     if n_chunks == 1:
         return
     name, flags = "embedding backward, partial sums", {"SCALE_BY_COUNT": gradient.scale_by_count}
-    tiling = p.choose(name, partials_launch(gradient.shape(p.chip)), smaller, flags)
+    tiling = p.choose(name, partials_launch(gradient.shape(p.chip)), flags)
     p.launch(
         add_partials_kernel,
         name,

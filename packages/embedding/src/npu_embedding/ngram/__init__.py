@@ -16,22 +16,9 @@ from npu_tiling.plans import Plan, Slot
 from torch import Tensor, nn
 
 from .. import reference
-from ..call import (
-    NO_ROW,
-    Forward,
-    NGram,
-    numbers,
-    signed,
-)
+from ..call import NO_ROW, Forward, NGram, numbers, signed
 from ..lookup import LIBRARY, gradient_of_table
-from ..rows import (
-    NAN_BITS,
-    RowShape,
-    as_bits,
-    dense_rows,
-    fill,
-    smaller,
-)
+from ..rows import NAN_BITS, RowShape, as_bits, dense_rows, fill
 
 _MASK = 2**64 - 1
 _GAMMA = 0x9E3779B97F4A7C15  # of splitmix64
@@ -182,7 +169,7 @@ def plan(p: Plan, call: NGram) -> tuple[Slot, Slot]:
         "NAN": NAN_BITS[table.dtype],
     }
     shape = RowShape(width=width, itemsize=table.dtype.itemsize, device=p.chip)
-    tiling = p.choose(name, page.launch(shape, call.concat), smaller, flags)
+    tiling = p.choose(name, page.launch(shape, call.concat), flags)
     count = {"n": n_batches * n_tokens} if p.chip.kind == "cuda" else {"n_batches": n_batches}
     p.launch(
         page.ngram_rows_kernel,

@@ -1,6 +1,8 @@
 """The public function of distillation: its arguments are checked, and it calls the operator.
 
 From a teacher's log-probabilities of given columns the loss is composed of `linear_log_probs`.
+
+Experimental: no integration of a trainer calls it yet.
 """
 
 from __future__ import annotations
@@ -15,14 +17,7 @@ from npu_tiling.dispatch import is_autocast
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from ..call import (
-    Distillation,
-    DistillationLoss,
-    DistillationOptions,
-    LogProbs,
-    replaced,
-    whole_shape,
-)
+from ..call import Distillation, DistillationLoss, DistillationOptions, LogProbs, replaced, whole_shape
 from ..checks import (
     Part,
     Teacher,
@@ -37,14 +32,7 @@ from ..checks import (
 )
 from ..log_probs import linear_log_probs
 from ..operator import DISTILLATION
-from ..tokens import (
-    are_columns,
-    are_counted,
-    check_counted,
-    checked_token_weight,
-    of_counted_tokens,
-    total_weight,
-)
+from ..tokens import are_columns, are_counted, check_counted, checked_token_weight, of_counted_tokens, total_weight
 
 # Options of a distillation that `linear_log_probs` has too.
 _SCORES = ("ignore_index", "softcap", "logit_scale", "accum_dtype", "chunk_tokens", "memory_budget", "sequence_parallel")

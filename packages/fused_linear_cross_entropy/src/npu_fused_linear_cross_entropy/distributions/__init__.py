@@ -15,12 +15,7 @@ from torch import Tensor
 
 from .. import call as calls
 from ..call import Options
-from ..operator import (
-    TRAINED,
-    Gradients,
-    forward_flops,
-    operator_of,
-)
+from ..operator import TRAINED, Gradients, forward_flops, operator_of
 from ..tokens import are_columns
 from .reference import Moments, coefficients
 

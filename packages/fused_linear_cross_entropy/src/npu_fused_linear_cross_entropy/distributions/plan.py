@@ -5,6 +5,7 @@ logits is PyTorch's gather, scatter, max and topk. Where a row names a column tw
 sum, so that the order in which they are scattered does not matter.
 
 At the end: the loss with probabilities as targets, which the caller has in memory, from checked options to its plans.
+Experimental: PyTorch's cross entropy has it, and no trainer that we know calls it.
 """
 
 from __future__ import annotations
@@ -32,25 +33,11 @@ from ..call import (
 )
 from ..checks import check_loss
 from ..decide import Task, choose
-from ..head import (
-    Head,
-    check_columns,
-    linear,
-    part,
-    shape_of,
-)
+from ..head import Head, check_columns, linear, part, shape_of
 from ..loss.reference import write_logits
 from ..tokens import are_columns, checked_token_weight, total_weight
 from . import MOMENTS, PROBABILITY_TARGETS, are_known
-from .reference import (
-    MAXIMUM,
-    STATISTICS,
-    SUM,
-    logits_of,
-    merged,
-    slopes_of,
-    write_moments,
-)
+from .reference import MAXIMUM, STATISTICS, SUM, logits_of, merged, slopes_of, write_moments
 
 _PAIRS = 2**24  # of ids that are compared at a time
 

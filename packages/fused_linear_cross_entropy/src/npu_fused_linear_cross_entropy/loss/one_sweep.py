@@ -19,16 +19,7 @@ from npu_tiling.device import tl, triton
 from npu_tiling.plans import Plan
 
 from ..call import Options
-from ..formula import (
-    LOWEST,
-    exponentials_of,
-    load_logits,
-    load_tail,
-    store_tile,
-    target_column,
-    target_logit,
-    tile_of_rows,
-)
+from ..formula import LOWEST, exponentials_of, load_logits, load_tail, store_tile, target_column, target_logit, tile_of_rows
 from ..tiling import ChunkKernel, FourWarps, all_or_one
 from . import Chunk, TargetGradients, launch_chunk
 

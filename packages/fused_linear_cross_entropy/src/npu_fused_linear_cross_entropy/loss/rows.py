@@ -509,6 +509,12 @@ class RowLaunch(FourWarps):
     def constants(self) -> dict[str, int]:
         return {"BLOCK_M": self.block_m}
 
+    def smaller(self) -> RowLaunch | None:
+        """Half of the rows."""
+        if self.device.kind == "cuda" or self.block_m <= _MIN_ROWS:
+            return None
+        return dataclasses.replace(self, block_m=self.block_m // 2)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PartialsLaunch(FourWarps):
@@ -529,13 +535,6 @@ def row_launch(kernel: RowKernel, device: Device) -> RowLaunch:
     if device.kind == "ascend" and not kernel.value.loads_weights:
         rows = fit(_tiles(kernel), (Block("BLOCK_M", rows, _MIN_ROWS, _MIN_ROWS),), device)["BLOCK_M"]
     return RowLaunch(kernel=kernel, device=device, block_m=rows, decided_at=here())
-
-
-def smaller(launch: RowLaunch) -> RowLaunch | None:
-    """The next smaller launch for a compiler that needs more Unified Buffer than was declared; None at the end."""
-    if launch.device.kind == "cuda" or launch.block_m <= _MIN_ROWS:
-        return None
-    return dataclasses.replace(launch, block_m=launch.block_m // 2)
 
 
 def _tiles(kernel: RowKernel) -> list[Tile]:
@@ -673,7 +672,7 @@ def _launch(
     **flags: bool,
 ) -> None:
     name = function.__name__
-    p.choose(name, row_launch(kernel, p.chip), smaller, flags)
+    p.choose(name, row_launch(kernel, p.chip), flags)
     p.launch(function, name, grid, reads=reads, writes=writes, sizes=sizes)
 
 

@@ -280,7 +280,7 @@ def _add_exponentials(
         head.add_to_dweight(tokens, memory, scaled, head.dweight)
 
 
-def kept(loss: Loss, statistics: Any, upstream: Upstream) -> None:
+def kept_in_dweight(loss: Loss, statistics: Any, upstream: Upstream) -> None:
     """See `Way.KEPT_LOGITS`, `Way.KEPT_EXPONENTIALS` and `Way.KEPT_PRODUCT`. All tokens are one chunk.
 
     The statistics of a row are known after all of its logits, and the gradient needs each logit again. The [N, W] logits of
@@ -293,7 +293,7 @@ def kept(loss: Loss, statistics: Any, upstream: Upstream) -> None:
     """
     p, on, options, head, tiling = loss.p, loss.on, loss.options, loss.head, loss.tiling
     dtype, count, parts = head.x.dtype, head.x.shape[0], tiling.chunks.kept
-    memory = _kept_memory(loss)
+    memory = _memory_in_dweight(loss)
 
     def place_of(columns: slice) -> Any:
         """The memory [N, columns] of a chunk."""
@@ -340,7 +340,7 @@ def kept(loss: Loss, statistics: Any, upstream: Upstream) -> None:
         for of in parts:
             differentiate(of)
     else:
-        _sum_dx(loss, memory, differentiate, v, targets)
+        _write_kept_dx(loss, memory, differentiate, v, targets)
     for of in parts:  # dW = the gradients of the logits, transposed, times x, in the place of both
         gradient, rows_of_part = memory[of.start], part(p, head.dweight, of)
         copy = rows_in(p, head.buffer, count, gradient.shape[1], dtype)
@@ -351,7 +351,7 @@ def kept(loss: Loss, statistics: Any, upstream: Upstream) -> None:
         matmul.multiply(p, transposed(p, copy), head.x, rows_of_part, alpha=tiling.dweight_scale)
 
 
-def _kept_memory(loss: Loss) -> dict[int, Any]:
+def _memory_in_dweight(loss: Loss) -> dict[int, Any]:
     """By the first column of each part, memory [N, columns] for its logits in its rows of the weight's gradient."""
     p, dtype, count = loss.p, loss.head.x.dtype, loss.head.x.shape[0]
     dweight: Any = loss.head.dweight
@@ -366,7 +366,7 @@ def _kept_memory(loss: Loss) -> dict[int, Any]:
     return found
 
 
-def _sum_dx(loss: Loss, memory: dict[int, Any], differentiate: Any, v: Any, targets: TargetGradients | None) -> None:
+def _write_kept_dx(loss: Loss, memory: dict[int, Any], differentiate: Any, v: Any, targets: TargetGradients | None) -> None:
     """dx [N, H] = gradients of the logits, in the place of the kept logits, @ weight.
 
     Args:
@@ -399,9 +399,9 @@ WAYS = {
     Way.WHOLE_ROWS: whole_rows,
     Way.EXPONENTIALS: exponentials,
     Way.PRODUCT: by_product,
-    Way.KEPT_LOGITS: kept,
-    Way.KEPT_EXPONENTIALS: kept,
-    Way.KEPT_PRODUCT: kept,
+    Way.KEPT_LOGITS: kept_in_dweight,
+    Way.KEPT_EXPONENTIALS: kept_in_dweight,
+    Way.KEPT_PRODUCT: kept_in_dweight,
     Way.COLUMNS: by_columns,
 }
 

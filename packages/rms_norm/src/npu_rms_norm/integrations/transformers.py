@@ -13,12 +13,7 @@ from typing import Any, NamedTuple
 from npu_tiling.doctor import refused_kernels
 from torch import Tensor, nn
 
-from ..patching import (
-    GATED,
-    formula_of,
-    normalise,
-    normalise_gated,
-)
+from ..patching import GATED, formula_of, normalise, normalise_gated
 
 LAYERS = ("RMSNorm", "RMSNormGated", "RMSNormZeroCentered")
 _replaced: dict[tuple[str, str], Any] = {}
@@ -44,10 +39,7 @@ def register(devices: Iterable[str] = ("npu", "cuda")) -> None:
     if refused:
         raise ImportError(f"{refused}.")
     from kernels import Mode
-    from transformers.integrations.hub_kernels import (
-        get_kernel_mapping_transformers,
-        register_kernel_mapping_transformers,
-    )
+    from transformers.integrations.hub_kernels import get_kernel_mapping_transformers, register_kernel_mapping_transformers
 
     mapping = get_kernel_mapping_transformers()
     for name in LAYERS:
@@ -60,10 +52,7 @@ def register(devices: Iterable[str] = ("npu", "cuda")) -> None:
 
 def unregister() -> None:
     """Put back the mapping that was there. Models that were kernelised keep their layers."""
-    from transformers.integrations.hub_kernels import (
-        get_kernel_mapping_transformers,
-        register_kernel_mapping_transformers,
-    )
+    from transformers.integrations.hub_kernels import get_kernel_mapping_transformers, register_kernel_mapping_transformers
 
     mapping = get_kernel_mapping_transformers()
     for (name, device), before in _replaced.items():
