@@ -3,8 +3,8 @@
 Device helpers that one kernel reaches have names of their own: triton-ascend 3.2.0 tells helpers apart by name and types.
 
 Where two helpers of one name meet in a kernel, the second silently computes the first; a helper called `sigmoid` replaces
-`tl.sigmoid`. A masked load says what a masked element is: releases after 3.2.1 leave it undefined, where 3.2.0 gives zero, and they
-refuse `other` without a mask.
+`tl.sigmoid`. A masked load says what a masked element is: releases after 3.2.1 leave it undefined, where 3.2.0 gives zero,
+and they refuse `other` without a mask.
 """
 
 from __future__ import annotations

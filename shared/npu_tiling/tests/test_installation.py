@@ -115,7 +115,8 @@ def test_what_others_pin_for_ascend_is_said(environment):
         )
         file.write('Requires-Dist: torch==2.7.0; extra == "cuda"\n')
     assert installation.notes() == [
-        "fla-core 0.6.0 asks in its extra npu for torch_npu 2.10.0.post7 (here 2.10.0.post4), triton-ascend 3.6.0 (here 3.2.0)."
+        "fla-core 0.6.0 asks in its extra npu for "
+        "torch_npu 2.10.0.post7 (here 2.10.0.post4), triton-ascend 3.6.0 (here 3.2.0)."
     ]
     shutil.rmtree(folder / "torch_npu-2.10.0.post4.dist-info")
     assert installation.notes() == []

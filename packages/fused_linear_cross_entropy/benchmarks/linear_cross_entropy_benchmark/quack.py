@@ -1,7 +1,7 @@
 """quack-kernels' loss, for Hopper and later. Its module takes chunks where it can, and else all logits at once.
 
-Version 0.6.5 was run with nvidia-cutlass-dsl 4.7.1 and 4.8.1. Its import raises a TypeError where no folder of its path is named
-site-packages or dist-packages, as with `pip install --target FOLDER`: name that folder so.
+Version 0.6.5 was run with nvidia-cutlass-dsl 4.7.1 and 4.8.1. Its import raises a TypeError where no folder of
+its path is named site-packages or dist-packages, as with `pip install --target FOLDER`: name that folder so.
 """
 
 from __future__ import annotations

@@ -284,7 +284,8 @@ def refused_kernels() -> str:
         wanted += f",<{import_utils.KERNELS_MAX_VERSION}"
     return (
         f"transformers {version('transformers')} takes {wanted}, and {found or 'none'} is installed: "
-        f"pip install '{wanted}', or replace the norms of a model with npu_rms_norm.patch(model)"
+        f"pip install '{wanted}', or transformers==5.22.2 with kernels 0.17, "
+        "or replace the norms of a model with npu_rms_norm.patch(model)"
     )
 
 
@@ -320,7 +321,7 @@ TRAINERS = (
     ),
     Trainer(
         "transformers",
-        "5.22.2 (register), 5.23.0 (patch)",
+        "5.22.2 (use_kernels), 5.24.0 (patch)",
         (
             Part("norms", NORMS, "npu_rms_norm.patch(model)", "norms that are not known: patch says which"),
             Part(
