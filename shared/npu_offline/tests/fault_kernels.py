@@ -263,3 +263,152 @@ def lost_wait_kernel(p_turn, p_y):
     while tl.load(p_turn, volatile=True) != 1:
         pass
     tl.store(p_y, 1)
+
+
+@triton.jit
+def remainder_rows_kernel(p_x, p_y, n_rows, n_cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CUT: tl.constexpr):
+    """Row i of y is row i % n_rows of x [n_rows, n_cols], and zeros behind. CUT: rows from n_rows on are zeros."""
+    o_row, o_col = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
+    if CUT:
+        inside = (o_row < n_rows)[:, None] & (o_col < n_cols)[None, :]
+        b_x = tl.load(p_x + o_row[:, None] * n_cols + o_col[None, :], mask=inside, other=0.0)
+    else:
+        b_x = tl.load(p_x + (o_row % n_rows)[:, None] * n_cols + o_col[None, :], mask=o_col[None, :] < n_cols, other=0.0)
+    tl.store(p_y + o_row[:, None] * BLOCK_N + o_col[None, :], b_x)
+
+
+@triton.jit
+def compared_mask_kernel(p_x, p_number, p_y, BLOCK: tl.constexpr, OPERATION: tl.constexpr):
+    """y is how x > 0 compares with number > 0, or with True."""
+    o = tl.arange(0, BLOCK)
+    b_m, is_set = tl.load(p_x + o) > 0, tl.load(p_number) > 0
+    if OPERATION == "== True":
+        b_m = b_m == True  # noqa: E712
+    elif OPERATION == "!=":
+        b_m = b_m != is_set
+    else:
+        b_m = b_m ^ is_set
+    tl.store(p_y + o, b_m.to(tl.int32))
+
+
+@triton.jit
+def unsigned_kernel(p_x, p_y, BLOCK: tl.constexpr, DTYPE: tl.constexpr, OPERATION: tl.constexpr):
+    """Of x, whose bits are those of DTYPE: shifted by one, widened to int64, or the larger or smaller one of x and 1."""
+    o = tl.arange(0, BLOCK)
+    b_x = tl.load(p_x + o).to(DTYPE, bitcast=True)
+    b_one = tl.full([BLOCK], 1, DTYPE)
+    if OPERATION == ">>":
+        b_y = b_x >> 1
+    elif OPERATION == "masked >>":
+        b_y = (tl.load(p_x + o) >> 1) & 0x7FFFFFFF
+    elif OPERATION == "wider":
+        b_y = b_x.to(tl.int64)
+    elif OPERATION == "masked wider":
+        b_y = tl.load(p_x + o).to(tl.int64) & 0xFFFFFFFF
+    elif OPERATION == "maximum":
+        b_y = tl.maximum(b_x, b_one)
+    else:
+        b_y = tl.minimum(b_x, b_one)
+    tl.store(p_y + o, b_y.to(p_y.dtype.element_ty, bitcast=True))
+
+
+@triton.jit
+def rounded_division_kernel(p_x, p_y, n, BLOCK: tl.constexpr, OPERATION: tl.constexpr):
+    """y is the quotient of x and n, or the remainder. "wide //" divides in int64, "range //" a range."""
+    o = tl.arange(0, BLOCK)
+    b_x = tl.load(p_x + o)
+    if OPERATION == "//":
+        b_y = b_x // n
+    elif OPERATION == "wide //":
+        b_y = (b_x.to(tl.int64) // n).to(tl.int32)
+    elif OPERATION == "range //":
+        b_y = o // n
+    else:
+        b_y = b_x % n
+    tl.store(p_y + o, b_y)
+
+
+@triton.jit
+def summed_mask_kernel(p_x, p_y, BLOCK: tl.constexpr, DTYPE: tl.constexpr, RUNNING: tl.constexpr):
+    """y is how many of x are positive, counted in DTYPE. RUNNING: up to each."""
+    o = tl.arange(0, BLOCK)
+    b_m = (tl.load(p_x + o) > 0).to(DTYPE)
+    if RUNNING:
+        tl.store(p_y + o, tl.cumsum(b_m, 0).to(tl.int32))
+    else:
+        tl.store(p_y, tl.sum(b_m, 0).to(tl.int32))
+
+
+@triton.jit
+def larger_number_kernel(p_x, p_y, p_largest, BLOCK: tl.constexpr, ALL: tl.constexpr):
+    """y is the larger one of x and 0, and `largest` the largest of x. ALL: NaN stays NaN in y."""
+    o = tl.arange(0, BLOCK)
+    b_x = tl.load(p_x + o)
+    tl.store(p_largest, tl.max(b_x, 0))
+    if ALL:
+        tl.store(p_y + o, tl.maximum(b_x, 0.0, propagate_nan=tl.PropagateNan.ALL))
+    else:
+        tl.store(p_y + o, tl.maximum(b_x, 0.0))
+
+
+@triton.jit
+def composed_operation_kernel(p_x, p_y, BLOCK: tl.constexpr, OPERATION: tl.constexpr):
+    """What is lost in the square of x where it is rounded, 2 to the power of x, or e to the power of x."""
+    o = tl.arange(0, BLOCK)
+    b_x = tl.load(p_x + o)
+    if OPERATION == "fma":
+        b_y = tl.fma(b_x, b_x, -(b_x * b_x))
+    elif OPERATION == "exp2":
+        b_y = tl.exp2(b_x)
+    else:
+        b_y = tl.exp(b_x)
+    tl.store(p_y + o, b_y)
+
+
+@triton.jit
+def lost_start_kernel(p_index, p_x, p_y, START: tl.constexpr, BLOCK: tl.constexpr, APART: tl.constexpr):
+    """y[j] = x[index[j] + START + j]. APART: START is added to a range from 0."""
+    o = tl.arange(0, BLOCK)
+    o_from = START + o if APART else tl.arange(START, START + BLOCK)
+    tl.store(p_y + o, tl.load(p_x + tl.load(p_index + o) + o_from))
+
+
+@triton.jit
+def summed_products_kernel(p_x, p_y, p_sum, n, BLOCK: tl.constexpr):
+    """The sum of products of rows of x and y, fp32 [n, BLOCK]."""
+    o = tl.arange(0, BLOCK)
+    b_sum = tl.zeros([BLOCK], tl.float32)
+    for i in tl.range(0, n):
+        b_sum += tl.load(p_x + i * BLOCK + o) * tl.load(p_y + i * BLOCK + o)
+    tl.store(p_sum + o, b_sum)
+
+
+@triton.jit
+def with_tile_added(b_largest, b_sum, p_x):
+    b_x = tl.load(p_x).to(tl.float32)
+    b_higher = tl.maximum(b_largest, tl.max(b_x, 0))
+    return b_higher, b_sum * tl.exp(b_largest - b_higher) + tl.sum(tl.exp(b_x - b_higher), 0)
+
+
+@triton.jit
+def unrolled_logsumexp_kernel(p_x, p_y, BLOCK: tl.constexpr, TURNS: tl.constexpr, UNROLLED: tl.constexpr):
+    """log(sum(exp(x))), x bf16 [TURNS * BLOCK]. UNROLLED: `tl.static_range`, not `tl.range`."""
+    o = tl.arange(0, BLOCK)
+    b_largest, b_sum = -float("inf"), 0.0
+    if UNROLLED:
+        for i in tl.static_range(TURNS):
+            b_largest, b_sum = with_tile_added(b_largest, b_sum, p_x + i * BLOCK + o)
+    else:
+        for i in tl.range(TURNS):
+            b_largest, b_sum = with_tile_added(b_largest, b_sum, p_x + i * BLOCK + o)
+    tl.store(p_y, b_largest + tl.log(b_sum))
+
+
+@triton.jit
+def every_second_kernel(p_x, p_y, n, BLOCK: tl.constexpr, MASKED: tl.constexpr):
+    """y is every second element of x, n in all. MASKED: with a mask of all."""
+    o = tl.arange(0, BLOCK)
+    if MASKED:
+        tl.store(p_y + o, tl.load(p_x + 2 * o, mask=o < n))
+    else:
+        tl.store(p_y + o, tl.load(p_x + 2 * o))

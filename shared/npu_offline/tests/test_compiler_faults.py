@@ -9,31 +9,43 @@ import pytest
 import torch
 import triton.language as tl
 from fault_kernels import (
+    compared_mask_kernel,
+    composed_operation_kernel,
     doubled_sum_kernel,
     dropped_rounding_kernel,
     dropped_scalar_rounding_kernel,
     dropped_truncation_kernel,
+    every_second_kernel,
     helpers_of_one_name_kernel,
+    larger_number_kernel,
     lost_exchange_kernel,
     lost_in_branch_kernel,
     lost_product_kernel,
+    lost_start_kernel,
     lost_wait_kernel,
     partly_checked_kernel,
     ragged_mask_kernel,
     ragged_product_kernel,
+    remainder_rows_kernel,
     reused_flag_kernel,
+    rounded_division_kernel,
     shared_buffer_kernel,
     shifted_mask_kernel,
+    summed_mask_kernel,
+    summed_products_kernel,
     swapped_value_kernel,
     taken_lock_kernel,
     unlocked_exchange_kernel,
     unordered_sum_kernel,
     unordered_while_kernel,
+    unrolled_logsumexp_kernel,
     unrounded_arithmetic_kernel,
+    unsigned_kernel,
     unsigned_product_kernel,
 )
 from npu_offline.cli import main
 from npu_offline.errors import reason_of
+from npu_offline.toolchain.compilation import compile_linalg, front_end_of
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
@@ -309,3 +321,171 @@ def test_a_loop_that_only_waits_is_left_out(monkeypatch):
     turn, y = torch.zeros(2, 1, dtype=torch.int32)
     run(lost_wait_kernel, (turn, y), "1.2.0", final=False)
     assert y.item() == 1, GONE
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_mask_beside_rows_that_are_a_remainder_reads_the_whole_tile(cut):
+    x, y = normal(5, 24), torch.empty(16, 32)
+    constants = {"BLOCK_M": 16, "BLOCK_N": 32, "CUT": cut}
+    if cut:
+        run(remainder_rows_kernel, (x, y, 5, 24), "1.2.0", final=False, **constants)
+        assert torch.equal(y, torch.nn.functional.pad(x, (0, 8, 0, 11)))
+        return
+    with pytest.raises(npu_offline.OutOfBoundsError, match="one that triton-ascend does not keep: compiler fault 10"):
+        run(remainder_rows_kernel, (x, y, 5, 24), "1.2.0", final=False, **constants)
+
+
+@pytest.mark.parametrize(("operation", "number"), [("== True", 1), ("!=", 1), ("!=", -1), ("^", 1)])
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_a_mask_that_is_compared_with_a_true_number(toolchain, operation, number):
+    x, y = normal(64), torch.empty(64, dtype=torch.int32)
+    exact = (x > 0).int() if operation == "== True" else ((x > 0) ^ (number > 0)).int()
+    for final in (False, True):
+        run(compared_mask_kernel, (x, torch.tensor([float(number)]), y), toolchain, final, BLOCK=64, OPERATION=operation)
+        wrong = final and operation != "^" and number > 0
+        assert torch.equal(y, torch.full_like(y, operation == "!=") if wrong else exact), GONE
+
+
+UNSIGNED = {
+    ">>": lambda x: x >> 1,
+    "wider": lambda x: x,
+    "maximum": lambda x: x.clamp(min=1),
+    "minimum": lambda x: x.clamp(max=1),
+}
+
+
+@pytest.mark.parametrize("bits", [8, 16, 32])
+@pytest.mark.parametrize("operation", UNSIGNED)
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_unsigned_vectors_are_taken_as_signed(toolchain, operation, bits):
+    given = normal(64).mul(2.0**bits).to(torch.int64) % 2**bits
+    signed = (given + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
+    x = signed.to(getattr(torch, f"int{bits}"))
+    y = torch.empty(64, dtype=torch.int64 if operation == "wider" else x.dtype)
+    for final in (False, True):
+        run(unsigned_kernel, (x, y), toolchain, final, BLOCK=64, DTYPE=getattr(tl, f"uint{bits}"), OPERATION=operation)
+        exact, wrong = (UNSIGNED[operation](each).to(y.dtype) for each in (given, signed))
+        assert not torch.equal(exact, wrong)
+        assert torch.equal(y, wrong if final and bits > 8 else exact), GONE
+
+
+@pytest.mark.parametrize(("operation", "dtype"), [("masked >>", torch.int32), ("masked wider", torch.int64)])
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_a_mask_makes_them_unsigned(toolchain, operation, dtype):
+    x = normal(64).mul(2.0**30).to(torch.int32)
+    y = torch.empty(64, dtype=dtype)
+    run(unsigned_kernel, (x, y), toolchain, BLOCK=64, DTYPE=tl.uint32, OPERATION=operation)
+    assert torch.equal(y, UNSIGNED[operation.split()[1]](x.long() % 2**32).to(dtype))
+
+
+@pytest.mark.parametrize("operation", ["//", "wide //"])
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_quotients_of_int32_are_made_in_fp32(toolchain, operation):
+    x = torch.tensor([50331647, 2**24 - 1, 2**31 - 1, 7] * 16, dtype=torch.int32)
+    y = torch.empty(64, dtype=torch.int32)
+    for final in (False, True):
+        run(rounded_division_kernel, (x, y, 3), toolchain, final, BLOCK=64, OPERATION=operation)
+        right = [True, True, True, True] if operation != "//" or not final else [False, True, False, True]
+        assert (y == x // 3)[:4].tolist() == right, GONE
+
+
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_remainders_of_floats_come_of_a_rounded_quotient(toolchain):
+    x, y = torch.tensor([1e8, 1e6, 7.5, -7.5] * 16), torch.empty(64)
+    run(rounded_division_kernel, (x, y, 3.0), toolchain, BLOCK=64, OPERATION="%")
+    assert x[:4].fmod(3.0).tolist() == [1.0, 1.0, 1.5, -1.5]
+    assert y[:4].tolist() == [0.0, 1.0, 1.5, -1.5], GONE
+
+
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_the_sum_of_a_mask_is_no_count(toolchain, counted):
+    for ones in (35, 36):
+        x, y = torch.where(torch.arange(64) < ones, 1.0, -1.0), torch.empty(1, dtype=torch.int32)
+        for final in (False, True):
+            constants = {"BLOCK": 64, "DTYPE": tl.int32 if counted else tl.int1, "RUNNING": False}
+            run(summed_mask_kernel, (x, y), toolchain, final, **constants)
+            assert y.item() == (ones if counted else 1 if final else ones % 2), GONE
+
+
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_the_running_sum_of_a_mask_does_not_compile(toolchain):
+    x, y = normal(64), torch.empty(64, dtype=torch.int32)
+    with pytest.raises(Exception) as caught:
+        run(summed_mask_kernel, (x, y), toolchain, BLOCK=64, DTYPE=tl.int1, RUNNING=True)
+    assert "'hfusion.cumsum' op operand #0 must be" in reason_of(caught.value), GONE
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_the_maximum_of_a_tile_keeps_nan_and_that_of_two_numbers_drops_it(toolchain, everywhere):
+    x, y, largest = normal(64), torch.empty(64), torch.empty(1)
+    x[3] = torch.nan
+    for final in (False, True):
+        run(larger_number_kernel, (x, y, largest), toolchain, final, BLOCK=64, ALL=everywhere)
+        assert largest.isnan().item() == final, GONE
+        assert y[3].isnan().item() == everywhere
+        assert y.nan_to_num(0).equal(x.nan_to_num(0).clamp(min=0))
+
+
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_a_fused_sum_of_a_product_rounds_the_product(toolchain):
+    x, y = torch.full((64,), 1 + 2.0**-12), torch.empty(64)
+    for final in (False, True):
+        run(composed_operation_kernel, (x, y), toolchain, final, BLOCK=64, OPERATION="fma")
+        assert y[0].item() == (0 if final else 2.0**-24), GONE
+
+
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_powers_of_two_are_powers_of_e_of_a_rounded_product(toolchain):
+    x, y = torch.arange(64) + 32.0, torch.empty(64)
+    run(composed_operation_kernel, (x, y), toolchain, BLOCK=64, OPERATION="exp2")
+    error = (y.double() / x.double().exp2() - 1).abs().max().item()
+    assert 8 * 2.0**-23 < error < 32 * 2.0**-23, GONE
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("final", [False, True])
+def test_a_range_of_a_gather_begins_at_zero(final, apart):
+    x, y = normal(64), torch.empty(16)
+    index = torch.arange(16, dtype=torch.int32).flip(0)
+    run(lost_start_kernel, (index, x, y), "1.2.0", final, START=24, BLOCK=16, APART=apart)
+    assert torch.equal(y, x[15 + (24 if apart else 0)].expand(16)), GONE
+
+
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_one_input_has_two_modules_on_cann_8_5(toolchain):
+    with npu_offline.record("Ascend910B4") as launches:
+        summed_products_kernel[(1,)](normal(4, 256), normal(4, 256), torch.empty(256), 4, BLOCK=256)
+    name, ttir, linalg = front_end_of(launches[0])
+    modules = set()
+    for compilation in range(24):  # the odds that 24 of two equally likely modules are one: 2^-23
+        modules.add(compile_linalg(name, ttir, linalg, {}, "Ascend910B4", toolchain, compilation).stages["final"])
+        if len(modules) > 1:
+            break
+    assert len(modules) == (2 if toolchain == "1.0.0" else 1), GONE
+    apart = {re.sub(r"%\w+|\d+", "", module) for module in modules}
+    assert len({"\n".join(sorted(text.splitlines())) for text in apart}) == 1  # the same operations
+
+
+def test_an_unrolled_loop_keeps_the_tiles_of_every_turn_on_a_950():
+    used = {}
+    for soc in ("Ascend910B4", "Ascend950PR_957b"):
+        for unrolled in (False, True):
+            constants = {"BLOCK": 8192, "TURNS": 4, "UNROLLED": unrolled}
+            signature = {"p_x": "*bf16", "p_y": "*fp32"}
+            report = npu_offline.compile_kernel(unrolled_logsumexp_kernel, signature, constants, soc=soc, toolchain="1.2.0")
+            used[soc, unrolled] = report.ub.used
+    assert used["Ascend950PR_957b", True] > 2.5 * used["Ascend950PR_957b", False], GONE
+    assert used["Ascend910B4", True] < 1.5 * used["Ascend910B4", False]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_stride_of_two_reads_one_element_more(masked):
+    x, y = normal(127), torch.empty(64)
+    if masked:
+        run(every_second_kernel, (x, y, 64), "1.2.0", final=False, BLOCK=64, MASKED=True)
+        assert torch.equal(y, x[::2])
+        return
+    with pytest.raises(npu_offline.OutOfBoundsError, match="read of 512 bytes"):  # no error: the front end no longer has it
+        run(every_second_kernel, (x, y, 64), "1.2.0", final=False, BLOCK=64, MASKED=False)

@@ -6,6 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton.language as tl
+from fault_kernels import (
+    compared_mask_kernel,
+    composed_operation_kernel,
+    larger_number_kernel,
+    lost_start_kernel,
+    remainder_rows_kernel,
+    rounded_division_kernel,
+    summed_mask_kernel,
+    unsigned_kernel,
+)
 from lint_kernels import (
     add_wide,
     below_by_floats,
@@ -115,7 +126,49 @@ CASES = {
         lambda: launched(sum_rows, e(99, LONG), e(99), 99, D=LONG, BM=2, programs=41),
         lambda: launched(sum_rows, e(99, LONG), e(99), 99, D=LONG, BM=2, programs=40),
     ),
+    "boolean-comparison": (
+        lambda: launched(compared_mask_kernel, e(64), e(1), index(64), BLOCK=64, OPERATION="== True"),
+        lambda: launched(compared_mask_kernel, e(64), e(1), index(64), BLOCK=64, OPERATION="^"),
+    ),
+    "unsigned-arithmetic": (
+        lambda: launched(unsigned_kernel, index(64), index(64), BLOCK=64, DTYPE=tl.uint32, OPERATION=">>"),
+        lambda: launched(unsigned_kernel, index(64), index(64), BLOCK=64, DTYPE=tl.uint32, OPERATION="masked >>"),
+    ),
+    "rounded-division": (
+        lambda: launched(rounded_division_kernel, index(64), index(64), 3, BLOCK=64, OPERATION="//"),
+        lambda: launched(rounded_division_kernel, index(64), index(64), 3, BLOCK=64, OPERATION="range //"),
+    ),
+    "mask-sum": (
+        lambda: launched(summed_mask_kernel, e(64), index(1), BLOCK=64, DTYPE=tl.int1, RUNNING=False),
+        lambda: launched(summed_mask_kernel, e(64), index(1), BLOCK=64, DTYPE=tl.int32, RUNNING=False),
+    ),
+    "nan-maximum": (
+        lambda: launched(larger_number_kernel, e(64), e(64), e(1), BLOCK=64, ALL=False),
+        lambda: launched(larger_number_kernel, e(64), e(64), e(1), BLOCK=64, ALL=True),
+    ),
+    "composed-operation": (
+        lambda: launched(composed_operation_kernel, e(64), e(64), BLOCK=64, OPERATION="exp2"),
+        lambda: launched(composed_operation_kernel, e(64), e(64), BLOCK=64, OPERATION="exp"),
+    ),
+    "lost-start": (
+        lambda: launched(lost_start_kernel, index(16), e(64), e(16), START=24, BLOCK=16, APART=False),
+        lambda: launched(lost_start_kernel, index(16), e(64), e(16), START=24, BLOCK=16, APART=True),
+    ),
+    "dropped-mask": (
+        lambda: launched(remainder_rows_kernel, e(5, 24), e(16, 32), 5, 24, BLOCK_M=16, BLOCK_N=32, CUT=False),
+        lambda: launched(remainder_rows_kernel, e(5, 24), e(16, 32), 5, 24, BLOCK_M=16, BLOCK_N=32, CUT=True),
+    ),
 }  # fmt: skip
+LINES = {
+    "boolean-comparison": "b_m = b_m == True",
+    "unsigned-arithmetic": "b_y = b_x >> 1",
+    "rounded-division": "b_y = b_x // n",
+    "mask-sum": "tl.sum(b_m, 0)",
+    "nan-maximum": "tl.maximum(b_x, 0.0))",
+    "composed-operation": "tl.exp2(b_x)",
+    "lost-start": "else tl.arange(START",
+    "dropped-mask": "(o_row % n_rows)[:, None] * n_cols",
+}  # by rule on the language, the line that its first kernel is named for
 
 
 def rules(launch, **where):
@@ -141,6 +194,21 @@ def test_a_kernel_that_breaks_the_rule_is_found(rule):
 @pytest.mark.parametrize("rule", CASES)
 def test_a_kernel_that_keeps_the_rule_is_left_alone(rule):
     assert rule not in rules(CASES[rule][1]())
+
+
+@pytest.mark.parametrize("rule", LINES)
+def test_a_rule_on_the_language_names_the_line(rule):
+    launch = CASES[rule][0]()
+    source = Path(launch.kernel.fn.__code__.co_filename)
+    (line,) = [number for number, text in enumerate(source.read_text().splitlines(), 1) if LINES[rule] in text]
+    assert [f.message.endswith(f"(fault_kernels.py, line {line})") for f in lint_kernel(launch) if f.rule == rule] == [True]
+
+
+@pytest.mark.parametrize(("given", "found"), [(tl.uint8, False), (tl.uint16, True)])
+def test_unsigned_bytes_are_left_alone(given, found):
+    x = torch.empty(64, dtype=torch.int8 if given == tl.uint8 else torch.int16)
+    launch = launched(unsigned_kernel, x, x, BLOCK=64, DTYPE=given, OPERATION="maximum")
+    assert ("unsigned-arithmetic" in rules(launch)) == found
 
 
 def test_wide_integers_are_found_in_sums_too():
@@ -189,7 +257,7 @@ def calls():
 @pytest.mark.parametrize(
     ("kernel", "dtype", "status", "said"),
     [
-        ("square_wide", "bfloat16", 0, "5 launches, 15 rules, 0 findings"),
+        ("square_wide", "bfloat16", 0, "5 launches, 23 rules, 0 findings"),
         ("square_narrow", "bfloat16", 1, "mulf on a tensor of 8192 bf16"),
         ("square_suppressed", "bfloat16", 0, "a test of suppressions"),
         (

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from . import arithmetic, loops, transfers
+from . import arithmetic, language, loops, transfers
 from .rules import Rule
 
-RULES: Mapping[str, Rule] = {rule.name: rule for rule in (*arithmetic.RULES, *transfers.RULES, *loops.RULES)}
+RULES: Mapping[str, Rule] = {
+    rule.name: rule for rule in (*arithmetic.RULES, *transfers.RULES, *loops.RULES, *language.RULES)
+}
 """Every rule by name."""

@@ -13,7 +13,7 @@ from ..launches import LaunchRecord
 from ..toolchain.cache import cache_dir, checked, source_digest
 from ..toolchain.compilation import SOURCES, as_record
 from ..toolchain.compilers import DEFAULT
-from . import arithmetic, loops, rules, transfers, view
+from . import arithmetic, language, loops, rules, transfers, view
 from .catalogue import RULES
 from .rules import Compiled, Finding, Subject, subject_of
 from .suppressions import suppressions_of
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def examine(subject: Subject) -> list[Finding]:
     """The findings of all rules for one launch, suppressed or not. Equal messages are given once."""
-    key = f"{_digest()}{source_digest('module/operations.py', *SOURCES)}{subject!r}"
+    key = f"{_digest()}{source_digest('module/operations.py', 'module/places.py', *SOURCES)}{subject!r}"
     path = cache_dir() / "lint" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
     def apply() -> bytes:
@@ -68,6 +68,6 @@ def lint_kernel(
 def _digest() -> str:
     """Of the rules' sources."""
     digest = hashlib.sha256()
-    for module in (arithmetic, loops, transfers, rules, view):
+    for module in (arithmetic, language, loops, transfers, rules, view):
         digest.update(Path(str(module.__file__)).read_bytes())
     return digest.hexdigest()

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import npu_tiling
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation, SSAValue
 
 from ..launches import LaunchRecord, Memory, describe_tile
+from ..module.mlir import name_of, parse
+from ..module.places import lines_by_operation
 from ..reports import Report
 from ..toolchain.compilation import compile_linalg, front_end_of
 from ..toolchain.opt import parse_stage
+from ..toolchain.ttir import generic_form
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ def subject_of(launch: LaunchRecord, soc: str, toolchain: str) -> Subject:
 
 
 class Compiled:
-    """A subject and what rules read: the Linalg IR, the compiler's report, and the final module."""
+    """A subject and what rules read: TTIR, the Linalg IR, the compiler's report, and the final module."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
@@ -62,6 +66,22 @@ class Compiled:
     def linalg(self) -> ModuleOp:
         """The Linalg IR, as the compiler is given it."""
         return self._parse(self.subject.linalg)
+
+    @cached_property
+    def triton(self) -> list[tuple[Operation, str]]:
+        """The operations of the kernel's TTIR, each with where its source stands: " (kernels.py, line 7)", or nothing."""
+        lines = {name: iter(found) for name, found in lines_by_operation(self.subject.ttir).items()}
+        places = ((op, next(lines.get(name_of(op), iter(())), "")) for op in self._triton.walk())
+        return [(op, f" ({place})" if place else "") for op, place in places]
+
+    @cached_property
+    def triton_arguments(self) -> Sequence[SSAValue]:
+        """The parameters of the kernel in its TTIR."""
+        return next(op for op in self._triton.walk() if name_of(op) == "tt.func").regions[0].blocks[0].args
+
+    @cached_property
+    def _triton(self) -> ModuleOp:
+        return parse(generic_form(self.subject.ttir))
 
     @cached_property
     def report(self) -> Report:

@@ -22,7 +22,8 @@ from ..module.mlir import name_of, property_of
 from ..module.shapes import itemsize_of, root_of
 
 LOOPS = {"scf.for", "scf.while"}
-_VIEWS = {"memref.reinterpret_cast", "memref.subview", "memref.cast", "memref.collapse_shape", "memref.expand_shape"}
+_WHOLE = "memref.reinterpret_cast"
+_VIEWS = {_WHOLE, "memref.subview", "memref.cast", "memref.collapse_shape", "memref.expand_shape"}
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,17 @@ def _strides(kind: MemRefType, shape: list[int]) -> tuple[int | None, ...]:
 def is_atomic(op: Operation) -> bool:
     """Whether an operation is an atomic update of global memory."""
     return property_of(op, "GenericAtomicRMW") is not None
+
+
+def copied_whole_from(tile: SSAValue) -> SSAValue | None:
+    """The pointer argument that a tile on chip is copied from as a whole, without a mask; None where it is not."""
+    parts = [use.operation.results[0] for use in tile.uses if name_of(use.operation) == "memref.subview"]
+    for local in (tile, *parts):
+        for copy in (use.operation for use in local.uses if name_of(use.operation) == "memref.copy"):
+            source = copy.operands[0]
+            if copy.operands[1] is local and isinstance(source.owner, Operation) and name_of(source.owner) == _WHOLE:
+                return root_of(source)
+    return None
 
 
 def loops_around(op: Operation) -> list[Operation]:

@@ -7,20 +7,22 @@ from collections import defaultdict
 from pathlib import Path
 
 _DEFINED = re.compile(r"^(#loc\d*) = loc\((.*)\)\s*$", re.MULTILINE)
+_TRITON = "/triton/language/"
 _FILE = re.compile(r'^"([^"]+)":(\d+):\d+$')
 _OPERATION = re.compile(r'^\s*(?:%[^=]+ = )?"?(\w+\.[\w.]+)"?\b.*loc\((#loc\d*)\)\s*$', re.MULTILINE)
 
 
 def places_of(text: str) -> dict[str, tuple[str, int]]:
-    """File and line of each location of a TTIR text; of a call the line in the helper."""
+    """File and line of each location of a TTIR text; of a call the line in the helper, unless that is Triton's own."""
     defined = dict(_DEFINED.findall(text))
 
     def resolved(place: str) -> tuple[str, int]:
         direct = _FILE.match(place)
         if direct:
             return direct[1], int(direct[2])
-        inner = re.search(r"#loc\d*", place)
-        return resolved(defined[inner[0]]) if inner and inner[0] in defined else ("", 0)
+        found = [resolved(defined[inner]) for inner in re.findall(r"#loc\d*", place) if inner in defined]
+        known = [each for each in found if each[0]]
+        return next((each for each in known if _TRITON not in each[0]), known[0] if known else ("", 0))
 
     return {name: resolved(place) for name, place in defined.items()}
 

@@ -1,0 +1,151 @@
+"""Rules on what Triton's language means and the compilers make something else of: each a fault of COMPILER_FAULTS.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, IntegerAttr, IntegerType
+from xdsl.ir import Operation, SSAValue
+
+from ..module.mlir import name_of, property_of
+from .rules import Compiled, Rule
+from .view import copied_whole_from, integer_bits, kernel_of, pointers_of, tensor
+
+_EXACT = 2**24  # integers below it are numbers of fp32
+_BYTE = 8  # bits: unsigned bytes are right
+_VIEWS = ("tt.addptr", "tt.splat", "tt.broadcast", "tt.expand_dims")
+_COMPOSED = {"math.fma": "tl.fma", "math.exp2": "tl.exp2", "math.log2": "tl.log2"}
+
+
+def boolean_comparison(compiled: Compiled) -> Iterator[str]:
+    """A mask that is compared with one number that is true gives false for `==` and true for `!=`, whatever the mask
+    holds: a set element counts as 1 and the number as -1 (compiler fault 21). Write the mask, `~mask` or `mask ^ number`."""
+    for op, line in compiled.triton:
+        if name_of(op) == "arith.cmpi" and _bits(op.operands[0]) == 1 and any(map(_may_be_true, op.operands)):
+            yield f"a mask is compared with a number{line}"
+
+
+def _may_be_true(value: SSAValue) -> bool:
+    """Whether a tensor is one number for all its elements, and that is not known to be False."""
+    op = value.owner
+    if not isinstance(op, Operation) or name_of(op) not in ("arith.constant", "tt.splat"):
+        return False
+    given = property_of(op, "value")
+    return not isinstance(given, DenseIntOrFPElementsAttr) or any(given.iter_values())
+
+
+def unsigned_arithmetic(compiled: Compiled) -> Iterator[str]:
+    """Tensors of uint16, uint32 and uint64 are shifted to the right, widened and compared for the larger one as signed
+    numbers (compiler fault 22). Shift and widen with a mask: `(x >> 1) & 0x7FFFFFFF`, `x.to(tl.int64) & 0xFFFFFFFF`."""
+    done = {"arith.shrui": ">>", "arith.extui": "a wider type", "arith.maxui": "tl.maximum", "arith.minui": "tl.minimum"}
+    for op, line in compiled.triton:
+        if name_of(op) in done and _bits(op.operands[0]) > _BYTE:
+            yield f"{done[name_of(op)]} of a tensor of uint{_bits(op.operands[0])}{line}"
+
+
+def rounded_division(compiled: Compiled) -> Iterator[str]:
+    """Quotients of int32 tensors and remainders of tensors of floats come of a division in fp32: above 2^24 they are wrong
+    (compiler fault 23). Divide single numbers, whose quotients are exact, or widen to int64, which is a loop over elements.
+    A quotient that only makes an address stays an integer, and one of a range that ends below 2^24 is right."""
+    in_tiles = any(name_of(op) == "arith.divsi" and tensor(op.operands[0]) for op in kernel_of(compiled.linalg).walk())
+    for op, line in compiled.triton:
+        found = tensor(op.operands[0]) if op.operands else None
+        if found and name_of(op) == "arith.divsi" and integer_bits(found[1]) == 32:  # noqa: PLR2004
+            if in_tiles and _end(op.operands[0]) > _EXACT:
+                yield f"// of a tensor of {found[0]} int32{line}"
+        elif found and name_of(op) in ("tt.mod", "arith.remf") and not isinstance(found[1], IntegerType):
+            yield f"% of a tensor of {found[0]} floats{line}"
+
+
+def _end(value: SSAValue) -> int:
+    """What a tensor stays below, where it is a range."""
+    op = value.owner
+    while isinstance(op, Operation) and name_of(op) in _VIEWS:
+        op = op.operands[0].owner
+    end = property_of(op, "end") if isinstance(op, Operation) else None
+    return end.value.data if isinstance(end, IntegerAttr) else 2**31
+
+
+def mask_sum(compiled: Compiled) -> Iterator[str]:
+    """Triton 3.2 sums a mask modulo 2, and the compilers make "any" of that; later Tritons and CUDA's count (compiler
+    fault 24). A running sum of a mask does not compile. Sum `mask.to(tl.int32)`."""
+    for op, line in compiled.triton:
+        around = op.parent_op()
+        if (
+            name_of(op) == "arith.addi"
+            and around
+            and name_of(around) in ("tt.reduce", "tt.scan")
+            and _bits(op.operands[0]) == 1
+        ):
+            yield f"{'tl.sum' if name_of(around) == 'tt.reduce' else 'tl.cumsum'} of a mask{line}"
+
+
+def nan_maximum(compiled: Compiled) -> Iterator[str]:
+    """tl.maximum and tl.minimum drop NaN, in seven instructions; tl.max and tl.min keep it, in one (compiler fault 25). With
+    `propagate_nan=tl.PropagateNan.ALL` all keep it, and tl.maximum takes one instruction."""
+    for op, line in compiled.triton:
+        if name_of(op) in ("arith.maxnumf", "arith.minnumf") and (found := tensor(op.operands[0])):
+            yield f"tl.{name_of(op)[6:9]}imum of {found[0]} numbers drops NaN{line}"
+
+
+def composed_operation(compiled: Compiled) -> Iterator[str]:
+    """The vector unit has no tl.fma, tl.exp2 and tl.log2, which on CUDA are the cheap ones: each is two instructions or
+    more, and what the first of them gives is rounded (compiler fault 26). Take tl.exp and tl.log, and no sum that relies on
+    a product that is not rounded."""
+    for op, line in compiled.triton:
+        if name_of(op) in _COMPOSED and tensor(op.operands[0]):
+            yield f"{_COMPOSED[name_of(op)]} of a tensor{line}"
+
+
+def lost_start(compiled: Compiled) -> Iterator[str]:
+    """In a load of single elements, `tl.arange(C, C + D)` may begin at 0: triton-ascend makes a loop of the range and leaves
+    out C (compiler fault 27). `C + tl.arange(0, D)` is right."""
+    loops = (op for op in kernel_of(compiled.linalg).walk() if property_of(op, "ExtractedLoadOrStore"))
+    if not any(name_of(op) == "memref.load" for loop in loops for op in loop.walk()):
+        return
+    for op, line in compiled.triton:
+        start = property_of(op, "start") if name_of(op) == "tt.make_range" else None
+        if isinstance(start, IntegerAttr) and start.value.data:
+            yield f"a range begins at {start.value.data}, and elements are loaded one by one{line}"
+
+
+def dropped_mask(compiled: Compiled) -> Iterator[str]:
+    """A load whose mask is no rectangle, compares a difference, or stands beside rows that are a remainder, reads the whole
+    tile and selects afterwards: bytes behind the tensor are read (compiler fault 10). A mask that compares each axis' own
+    range, `(o_row < n_rows) & (o_col < n_cols)`, is kept."""
+    pointers = pointers_of(kernel_of(compiled.linalg))
+    selected = [op.operands[1].owner for op in kernel_of(compiled.linalg).walk() if name_of(op) == "arith.select"]
+    loaded = [op.operands[0] for op in selected if isinstance(op, Operation) and name_of(op) == "bufferization.to_tensor"]
+    whole = {pointers.index(memory) for tile in loaded if (memory := copied_whole_from(tile)) in pointers}
+    for op, line in compiled.triton:
+        if name_of(op) == "tt.load" and len(op.operands) > 1 and _argument(compiled, op.operands[0]) in whole:
+            yield f"load of {compiled.subject.pointers[_argument(compiled, op.operands[0])]}: its mask is dropped{line}"
+
+
+def _argument(compiled: Compiled, pointer: SSAValue) -> int:
+    """Which of the kernel's pointers an address is computed of; -1 where that is not seen."""
+    while isinstance(pointer.owner, Operation):
+        if name_of(pointer.owner) not in _VIEWS:
+            return -1
+        pointer = pointer.owner.operands[0]
+    arguments = [value for value in compiled.triton_arguments if "tt.ptr" in str(value.type)]
+    return arguments.index(pointer) if pointer in arguments else -1
+
+
+def _bits(value: SSAValue) -> int:
+    """The width of a tensor's or a number's integers; 0 of others."""
+    found = tensor(value)
+    kind = found[1] if found else value.type
+    return kind.width.data if isinstance(kind, IntegerType) else 0
+
+
+RULES = (
+    Rule("boolean-comparison", boolean_comparison),
+    Rule("unsigned-arithmetic", unsigned_arithmetic),
+    Rule("rounded-division", rounded_division),
+    Rule("mask-sum", mask_sum),
+    Rule("nan-maximum", nan_maximum),
+    Rule("composed-operation", composed_operation),
+    Rule("lost-start", lost_start),
+    Rule("dropped-mask", dropped_mask),
+)
