@@ -51,7 +51,7 @@ def test_links_of_included_text_lead_to_pages_or_name_files():
 
 
 def test_lines_that_install_in_a_clone_name_folders_of_it():
-    for where in ("Ascend", "CUDA", "Nothing"):
+    for where in ("Ascend", "CUDA", "CPU"):
         lines = hooks._install("    ", where, "rms_norm").splitlines()
         (ours,) = (line for line in lines if "packages/rms_norm" in line)
         assert "./shared/npu_tiling" in ours and not any("npu-rms-norm" in line for line in lines)

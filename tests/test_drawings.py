@@ -51,6 +51,18 @@ def test_the_picture_of_the_readme_shows_shares_of_the_limit():
     assert re.findall(r"(\d+)% (?:this|torch|liger-kernel)<", drawn) == ["50", "25", "100", "25", "2", "100"]
 
 
+def test_the_picture_of_ascend_shows_shares_ranges_and_bytes(tmp_path):
+    record = tmp_path / "record.json"
+    row = {"operator": "rms_norm", "direction": "forward", "whose": "ours", "moved": 12, "fewest": 10}
+    large = {**row, "size": 2, "kernels_over_floor": 2.0, "range_over_floor": [1.0, 4.0]}
+    record.write_text(json.dumps([{**row, "size": 1, "kernels_over_floor": 9.0, "range_over_floor": [8.0, 10.0]}, large]))
+    drawn = charts.predicted_bars(record)
+    assert re.findall(r"(\d+)% this, ([\d.]+)x bytes<", drawn) == [("50", "1.20")]
+    zero, half, whole = (float(x) for x in re.findall(r'class="grid" d="M([\d.]+)', drawn))
+    low, high = map(float, re.findall(r'class="range" d="M([\d.]+) \S+H([\d.]+)', drawn)[0])
+    assert (low - zero) / (whole - zero) == pytest.approx(0.25, abs=0.01) and high == whole and zero < half < whole
+
+
 @pytest.mark.parametrize("file", TRAINING, ids=lambda file: file.stem)
 def test_a_training_run_is_a_line_that_falls(file):
     run = json.loads(file.read_text())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import re
 from pathlib import Path
@@ -139,3 +140,11 @@ def test_mixtures_and_models_with_images_do_what_the_patched_ones_do(source, nam
     assert ("load_balancing_loss_func(outputs.router_logits" in after) == ("output_router_logits" in arguments)
     if "output_router_logits" in arguments:
         assert re.search(r"loss \+= self\.(config\.text_config\.)?router_aux_loss_coef \* aux_loss", after)
+
+
+@pytest.mark.slow
+def test_the_readme_says_what_patch_takes_of_each_model():
+    models = importlib.import_module("tools.models")
+    readme = models.README.read_text()
+    assert models.filled(readme) == readme, "python -m tools.models"
+    assert models.filled(readme.replace("| Mixtral, OLMoE | yes", "| Mixtral, OLMoE | no")) == readme

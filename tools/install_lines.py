@@ -11,31 +11,27 @@ TORCH_NPU = "2.13.0"
 
 
 def install_lines(distribution: str) -> str:
-    """The block of an operator package: from a clone, Ascend, CUDA, CPU."""
+    """The block of an operator package, by kind of machine, and what will do once it is published."""
     module = distribution.replace("-", "_")
     folder = f"./packages/{module.removeprefix('npu_')}"
     pythons = read_versions()["python"]["packages"]
     ascend = " or ".join(python for python in pythons if tuple(map(int, python.split("."))) <= WHEELS_PYTHON[1])
-    return f"""```
-# Nothing is published yet. From a clone of this repository, Python {pythons[0]} to {pythons[-1]}, plain PyTorch on a CPU:
-python3 -m venv venv && . venv/bin/activate
-pip install torch=={TORCH_NPU} --index-url {TORCH_CPU_INDEX}
-pip install ./shared/npu_tiling {folder}    # for {distribution} below; with [npu] or [cuda] as there
+    return f"""In a clone of the repository and a virtual environment:
 
-# Ascend: Linux, x86-64 or aarch64, Python {ascend}, CANN's set_env.sh sourced
-python3.11 -m venv npu && . npu/bin/activate
-pip install torch=={TORCH_NPU} --index-url {TORCH_CPU_INDEX}    # a CPU build
-pip install torch_npu=={TORCH_NPU} '{distribution}[npu]'
-pip uninstall -y triton    # a torch with CUDA brings it, and its files overwrite those of triton-ascend
-pip install --force-reinstall --no-deps triton-ascend=={TRITON_ASCEND}
-python -m npu_tiling {module}    # imports all kernels, and says what is wrong if that fails
+```
+# CPU: Python {pythons[0]} to {pythons[-1]}
+pip install ./shared/npu_tiling {folder}
 
 # CUDA: Linux, Python {pythons[0]} to {pythons[-1]}
-python3 -m venv cuda && . cuda/bin/activate
-pip install '{distribution}[cuda]'
-python -m npu_tiling {module}
+pip install ./shared/npu_tiling '{folder}[cuda]'
 
-# A CPU: plain PyTorch
-pip install {distribution}
+# Ascend: Linux, Python {ascend}, CANN's set_env.sh sourced
+pip install torch=={TORCH_NPU} --index-url {TORCH_CPU_INDEX}
+pip install torch_npu=={TORCH_NPU} ./shared/npu_tiling '{folder}[npu]'
+pip uninstall -y triton    # its files overwrite those of triton-ascend
+pip install --force-reinstall --no-deps triton-ascend=={TRITON_ASCEND}
 ```
+
+`python -m npu_tiling {module}` imports all kernels and says what is wrong with an installation. Nothing is published
+yet: once it is, `{distribution}`, `'{distribution}[cuda]'` and `'{distribution}[npu]'` take the place of the two folders.
 """

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+from npu_offline.timing import constants
 from npu_offline.toolchain import compilers as toolchains
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from . import depth, fla, page, peers, tables, widths
+from . import cases, depth, fla, page, peers, tables, widths
 from .points import POINTS
 from .predicted import key_of, predictions
 from .published import SOC, Operator
@@ -172,12 +173,14 @@ def as_json(result: Result) -> dict[str, object]:
         "whose": result.whose,
         "kernels": [timing.kernel for timing in result.timings],
         "ub_bytes": max((timing.ub_bytes for timing in result.timings), default=None),
+        "fewest": cases.fewest_bytes(row),
         "moved": result.times * sum(timing.moved for timing in result.timings),
         "scalar_accesses": result.times * sum(timing.scalar_accesses for timing in result.timings),
         "waits": result.times * sum(timing.waits for timing in result.timings),
         "bound": result.bound,
         "predicted": result.predicted if result.timings else None,
         "kernels_over_floor": result.above_floor if result.timings else None,
+        "range_over_floor": [at.value * result.above_floor for at in (constants.RANGE_LOW, constants.RANGE_HIGH)],
         "floor": row.floor,
         "published": row.existing,
         "pytorch": row.pytorch,

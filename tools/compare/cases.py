@@ -58,6 +58,19 @@ def rows(operators: list[str] | None = None) -> Iterator[Published]:
     return (row for row in PUBLISHED if not operators or row.operator in operators)
 
 
+def fewest_bytes(row: Published) -> int:
+    """What the kernels of a measurement have to move; of fused_linear_cross_entropy a read and a write of the logits."""
+    if row.operator == "rms_norm":
+        return (2 if row.direction == "forward" else 3) * _ROWS * row.size * _BF16.itemsize
+    if row.operator == "embedding":
+        indices, table = _arguments(row)
+        assert isinstance(indices, Tensor) and isinstance(table, Tensor)
+        return (indices.numel() + indices.unique().numel()) * _COLUMNS * table.itemsize
+    if row.operator == "attn_res":
+        return (_BLOCKS + 1) * (1 if row.direction == "forward" else 2) * row.size * WIDTH * _BF16.itemsize
+    return 2 * row.size * VOCABULARY * _BF16.itemsize
+
+
 def operator(name: str) -> Callable[..., Tensor]:
     """An operator of ours by its name."""
     return function(name, name)

@@ -16,6 +16,8 @@ from tools.workspace import ROOT
 WIDTH, HEIGHT = 400, 290
 LEFT, RIGHT, TOP, BOTTOM = 56, 18, 34, 64
 PICTURE = ROOT / "tools" / "docs" / "shares.svg"
+PREDICTED = ROOT / "tools" / "results" / "ascend.json"
+PREDICTED_PICTURE = ROOT / "tools" / "docs" / "ascend.svg"
 PROVIDERS = {"ours": "this", "torch": "torch", "compile": "torch.compile", "liger": "liger-kernel"}
 """Which providers are drawn, in this order, and what they are called."""
 
@@ -166,8 +168,13 @@ def _clean(versions: Sequence[str]) -> str:
 
 _STYLE = (
     "<style>text{font:12px sans-serif;fill:#777}.name{font-weight:600}.grid{stroke:#9996;fill:none}"
-    ".ours{fill:#00796b}.torch{fill:#d9793f}.liger{fill:#5b86e5}</style>"
+    ".ours{fill:#00796b}.torch{fill:#d9793f}.liger{fill:#5b86e5}"
+    ".range{stroke:#777;stroke-width:2;fill:none}</style>"
 )
+
+
+Bar = tuple[str, float, tuple[float, float] | None, str]
+"""Style, share of the limit, its range, and what stands behind it."""
 
 
 def bars(readme: str, *, alone: bool = False) -> str:
@@ -179,33 +186,69 @@ def bars(readme: str, *, alone: bool = False) -> str:
     """
     table = re.search(r"\n## Results\n.*?\n(\|.*?)\n\n", readme, re.S)
     assert table, "the README has a table of results"
-    groups = []
+    groups: list[tuple[str, str, list[Bar]]] = []
     for line in table[1].splitlines()[2:]:
         name, *cells = line.strip("| ").split(" | ")
         times = [[float(number) for number in re.findall(r"\d*\.\d+", cell)] for cell in cells]
         for i, mode in enumerate(("forward", "backward") if len(times[0]) == 2 else ("forward and backward",)):
-            groups.append((name.partition(",")[0], mode, [times[-1][i] / time[i] if time else None for time in times[:-1]]))
-    return _bars(groups, alone)
+            measured = zip(("ours", "torch", "liger"), times[:-1], strict=True)
+            shares_of = [(style, times[-1][i] / time[i]) for style, time in measured if time]
+            drawn: list[Bar] = [(style, share, None, f"{share:.0%} {PROVIDERS[style]}") for style, share in shares_of]
+            groups.append((name.partition(",")[0], mode, drawn))
+    return _bars(groups, "Share of the limit of an NVIDIA H200: this project, torch and liger-kernel", alone)
 
 
-def _bars(groups: Sequence[tuple[str, str, Sequence[float | None]]], alone: bool) -> str:
-    left, right, bar, gap = 235, 545, 13, 16
+NAMES = {
+    "rms_norm": "RMSNorm",
+    "embedding": "Embedding",
+    "attn_res": "Attention Residuals",
+    "fused_linear_cross_entropy": "Cross entropy",
+}
+
+
+def predicted_bars(file: Path, *, alone: bool = False) -> str:
+    """What `hatch run compare --json` wrote, the largest size of each operator: share of the limit, and bytes."""
+    groups = []
+    rows = read(file)
+    for operator, direction in dict.fromkeys((row["operator"], row["direction"]) for row in rows):
+        chosen = [row for row in rows if (row["operator"], row["direction"]) == (operator, direction)]
+        size = max(row["size"] for row in chosen)
+        drawn: list[Bar] = []
+        for row in (row for row in chosen if row["size"] == size):
+            style = row["whose"]
+            low, high = sorted(1 / multiple for multiple in row["range_over_floor"])
+            share = 1 / row["kernels_over_floor"]
+            text = f"{share:.0%} {'this' if style == 'ours' else style}, {row['moved'] / row['fewest']:.2f}x bytes"
+            drawn.append((style, share, (low, high), text))
+        mode = direction if direction != "full" else "one pass over the logits"
+        groups.append((NAMES[operator], mode, drawn))
+    label = "Predicted share of the limit of an Ascend 910B4, and bytes over the fewest: this project and liger-kernel"
+    return _bars(groups, label, alone)
+
+
+def _bars(groups: Sequence[tuple[str, str, Sequence[Bar]]], label: str, alone: bool) -> str:
+    left, right, bar, gap = 136, 282, 14, 16
     to: Callable[[float], float] = lambda share: left + min(share, 1.0) * (right - left)  # noqa: E731
-    bottom = 26 + len(groups) * (3 * bar + gap)
     parts = [_STYLE] if alone else []
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        parts.append(f'<path class="grid" d="M{to(share):.1f} 20V{bottom}"/>')
-        parts.append(_text("tick", to(share), 14, f"{share:.0%}", "middle"))
-    for number, (name, mode, shares_of) in enumerate(groups):
-        top = 28 + number * (3 * bar + gap)
-        parts.append(_text("tick name", left - 10, top + bar + 2, name, "end"))
-        parts.append(_text("tick", left - 10, top + 2 * bar + 4, mode, "end"))
-        for i, (style, share) in enumerate(zip(("ours", "torch", "liger"), shares_of, strict=True)):
+    top = 28.0
+    for name, mode, drawn in groups:
+        parts.append(_text("tick name", left - 8, top + 11, name, "end"))
+        parts.append(_text("tick", left - 8, top + 26, mode, "end"))
+        for i, (style, share, reach, text) in enumerate(drawn):
             y = top + i * bar
-            if share is None:
-                parts.append(_text("tick", left + 5, y + bar - 3, f"{PROVIDERS[style]}: not measured"))
-                continue
             parts.append(f'<rect class="{style}" x="{left}" y="{y}" width="{to(share) - left:.1f}" height="{bar - 2}"/>')
-            parts.append(_text("tick", to(share) + 5, y + bar - 3, f"{share:.0%} {PROVIDERS[style]}"))
-    label = "Share of the limit of an NVIDIA H200: this project, torch and liger-kernel"
-    return picture(640, bottom + 6, label, parts, ' xmlns="http://www.w3.org/2000/svg"' if alone else "")
+            end = to(share)
+            if reach:
+                low, end = map(to, reach)
+                parts.append(f'<path class="range" d="M{low:.1f} {y + bar / 2 - 1}H{end:.1f}"/>')
+            parts.append(_text("tick", end + 5, y + bar - 3, text))
+        top += max(2 * bar, len(drawn) * bar) + gap
+    grid = [
+        part
+        for share in (0.0, 0.5, 1.0)
+        for part in (
+            f'<path class="grid" d="M{to(share):.1f} 20V{top - gap / 2}"/>',
+            _text("tick", to(share), 14, f"{share:.0%}", "middle"),
+        )
+    ]
+    return picture(430, top - gap / 2 + 4, label, [*grid, *parts], ' xmlns="http://www.w3.org/2000/svg"' if alone else "")

@@ -42,22 +42,27 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     text = sections.expand(markdown, page.file.src_uri, _homes())
     text = re.sub(r"^<!-- api (\w+) -->$", lambda found: reference.directives(found[1]), text, flags=re.M)
     text = re.sub(r"^( *)<!-- install (\w+) (\S+) -->$", lambda found: _install(*found.groups()), text, flags=re.M)
-    text = text.replace("<!-- shares -->", f'<div markdown="0">{charts.bars((ROOT / "README.md").read_text())}</div>')
+    text = text.replace("<!-- shares -->", _pictures())
     text = re.sub(r"^<!-- charts (\S+) -->$", lambda found: charts.figures(ROOT / found[1]), text, flags=re.M)
     text = re.sub(r"^<!-- scatter (\S+) -->$", lambda found: scatter.figure(ROOT / found[1]), text, flags=re.M)
     text = re.sub(r"^<!-- losses (\S+) -->$", lambda found: losses.figures(ROOT / found[1]), text, flags=re.M)
     return lists.indent(graphs.replace(text))
 
 
+def _pictures() -> str:
+    """The two of the README."""
+    pictures = {
+        "Ascend 910B4, predicted": charts.predicted_bars(charts.PREDICTED),
+        "NVIDIA H200, measured": charts.bars((ROOT / "README.md").read_text()),
+    }
+    figures = (f"<figure><figcaption>{title}</figcaption>{drawn}</figure>" for title, drawn in pictures.items())
+    return f'<div class="charts bars" markdown="0">{"".join(figures)}</div>'
+
+
 def _install(indent: str, where: str, operator: str) -> str:
-    """Of the lines that install a package those for one kind of machine, in a clone of the repository."""
-    distribution = f"npu-{operator.replace('_', '-')}"
-    lines = install_lines(distribution).replace("```", "").strip().split("\n\n")
+    """Of the lines that install a package those for one kind of machine."""
+    lines = install_lines(f"npu-{operator.replace('_', '-')}").split("```")[1].strip().split("\n\n")
     (chosen,) = (part for part in lines if part.startswith(f"# {where}"))
-    chosen = chosen.replace(f"'{distribution}[", f"./shared/npu_tiling './packages/{operator}[")
-    if where == "Nothing":
-        _, *chosen_lines, last = chosen.splitlines()
-        chosen = "\n".join((*chosen_lines, last.partition("  #")[0]))
     return "\n".join(indent + line for line in f"```\n{chosen}\n```".splitlines())
 
 
