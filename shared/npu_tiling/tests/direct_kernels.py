@@ -18,6 +18,13 @@ def scale_rows_unspecialised(x, y, n, stride, scale, BLOCK: tl.constexpr):
     tl.store(y + at, (tl.load(x + at, mask=i < n) * scale).to(y.dtype.element_ty), mask=i < n)
 
 
+@triton.jit(do_not_specialize=["n"])
+def scale_rows_typed(x, y, n: tl.int64, stride, scale, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    at = tl.program_id(0) * stride + i
+    tl.store(y + at, (tl.load(x + at, mask=i < n) * scale).to(y.dtype.element_ty), mask=i < n)
+
+
 @triton.jit
 def add_in_place(x, y, n, BLOCK: tl.constexpr):
     """Not what it was if it is launched twice."""

@@ -33,7 +33,7 @@ def key_of_the_jit(kernel):
     return lambda *arguments: binder(*arguments, 64)[1]
 
 
-@pytest.mark.parametrize("name", ["scale_rows", "scale_rows_unspecialised"])
+@pytest.mark.parametrize("name", ["scale_rows", "scale_rows_unspecialised", "scale_rows_typed"])
 def test_numbers_with_one_key_here_have_one_key_in_triton_ascend(kernels, name):
     kernel = getattr(kernels, name)
     key = key_of_the_jit(kernel)

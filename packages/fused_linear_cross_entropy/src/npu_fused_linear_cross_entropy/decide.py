@@ -29,6 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from math import ceil
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -288,21 +289,18 @@ def saves_a_sweep(shape: Shape) -> bool:
     return chunk_launch(both, shape.device).streams
 
 
-def is_of_distributions(shape: Shape) -> bool:
-    """Whether there are no losses."""
-    return shape.is_of_distributions
-
-
 def always(shape: Shape) -> bool:
     """Holds for every shape."""
     return True
 
 
+_no_losses = attrgetter("is_of_distributions")
+
 # The first row that holds is taken. Chunks of KEPT_PRODUCT and PRODUCT come from `of_product`; those of
 # the other ways from `of_logits`.
 RULES = (
-    rule(Way.DISTRIBUTIONS, Layout.ROWS, is_of_distributions, "outputs of distributions; whole rows fit"),
-    rule(Way.DISTRIBUTIONS, Layout.COLUMNS, is_of_distributions, "outputs of distributions; few whole rows fit"),
+    rule(Way.DISTRIBUTIONS, Layout.ROWS, _no_losses, "outputs of distributions; whole rows fit"),
+    rule(Way.DISTRIBUTIONS, Layout.COLUMNS, _no_losses, "outputs of distributions; few whole rows fit"),
     rule(Way.KEPT_PRODUCT, Layout.KEPT, can_multiply, "a kernel's product stores exponentials, and all of them are kept"),
     rule(Way.PRODUCT, Layout.ROWS, can_multiply, "a kernel's product stores exponentials of whole rows"),
     rule(Way.KEPT_EXPONENTIALS, Layout.KEPT, is_v_times_e, "the logits of all rows do not fit in one chunk; the gradient"
