@@ -25,7 +25,7 @@ SOURCES = {
 }
 BACKENDS = {"npu": "cann", "cuda": "cuda"}  # in the variant's name, in its metadata
 _LEFT_OUT = ("__main__.py", "integrations/")  # command lines, other trainers
-_LAYERS = "npu_rms_norm/integrations/transformers.py"
+_LAYERS = "npu_rms_norm/integrations/layers.py"
 _NAMESPACE = 'OperatorLibrary("npu_rms_norm")'
 _ABSOLUTE = re.compile(rf"^(\s*)from ({'|'.join(SOURCES)})\b", re.MULTILINE)
 _INIT = '''"""RMSNorm for training on Ascend NPUs and CUDA: `layers` replace the norms of transformers."""
@@ -37,7 +37,7 @@ __all__ = ["add_rms_norm", "gated_rms_norm", "layers", "qk_rms_norm", "rms_norm"
 '''
 _LAYERS_FILE = '''"""Layers by the names that transformers marks its norms with."""
 
-from .npu_rms_norm.integrations.transformers import RMSNorm, RMSNormGated, RMSNormZeroCentered
+from .npu_rms_norm.integrations.layers import RMSNorm, RMSNormGated, RMSNormZeroCentered
 
 __all__ = ["RMSNorm", "RMSNormGated", "RMSNormZeroCentered"]
 '''

@@ -1,8 +1,7 @@
 """transformers: `model.set_use_kernels(True)` and `from_pretrained(..., use_kernels=True)` take our norms.
 
 transformers marks its RMSNorms "RMSNorm", "RMSNormGated" or "RMSNormZeroCentered", and looks up each mark in a mapping by
-device. `register` puts our layers there. A layer is a forward alone: it runs on the module that it replaces. A marked class
-that we do not know keeps its own forward.
+device. `register` puts our layers there. A marked class that we do not know keeps its own forward.
 """
 
 from __future__ import annotations
@@ -11,11 +10,10 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from npu_tiling.doctor import refused_kernels
-from torch import Tensor, nn
+from torch import nn
 
-from ..patching import GATED, formula_of, normalise, normalise_gated
+from . import layers
 
-LAYERS = ("RMSNorm", "RMSNormGated", "RMSNormZeroCentered")
 _replaced: dict[tuple[str, str], Any] = {}
 
 
@@ -25,7 +23,7 @@ class Layer(NamedTuple):
     layer_name: str
 
     def load(self) -> type[nn.Module]:
-        layer: type[nn.Module] = globals()[self.layer_name]
+        layer: type[nn.Module] = getattr(layers, self.layer_name)
         return layer
 
 
@@ -39,10 +37,13 @@ def register(devices: Iterable[str] = ("npu", "cuda")) -> None:
     if refused:
         raise ImportError(f"{refused}.")
     from kernels import Mode
-    from transformers.integrations.hub_kernels import get_kernel_mapping_transformers, register_kernel_mapping_transformers
+    from transformers.integrations.hub_kernels import (
+        get_kernel_mapping_transformers,
+        register_kernel_mapping_transformers,
+    )
 
     mapping = get_kernel_mapping_transformers()
-    for name in LAYERS:
+    for name in layers.__all__:
         by_device = mapping.setdefault(name, {})
         for device in devices:
             _replaced.setdefault((name, device), by_device.get(device))
@@ -52,7 +53,10 @@ def register(devices: Iterable[str] = ("npu", "cuda")) -> None:
 
 def unregister() -> None:
     """Put back the mapping that was there. Models that were kernelised keep their layers."""
-    from transformers.integrations.hub_kernels import get_kernel_mapping_transformers, register_kernel_mapping_transformers
+    from transformers.integrations.hub_kernels import (
+        get_kernel_mapping_transformers,
+        register_kernel_mapping_transformers,
+    )
 
     mapping = get_kernel_mapping_transformers()
     for (name, device), before in _replaced.items():
@@ -62,32 +66,3 @@ def unregister() -> None:
             mapping[name][device] = before
     _replaced.clear()
     register_kernel_mapping_transformers(mapping)
-
-
-class RMSNorm(nn.Module):
-    """The forward of modules marked "RMSNorm" or "RMSNormZeroCentered"; they keep their parameters and eps."""
-
-    has_backward = True
-    can_torch_compile = True
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        formula = formula_of(type(self))
-        if formula is None:
-            return type(self).forward(self, hidden_states)
-        return normalise(formula, hidden_states, self.weight, getattr(self, formula.eps))  # type: ignore[arg-type]
-
-
-class RMSNormGated(nn.Module):
-    """The forward of modules marked "RMSNormGated"."""
-
-    has_backward = True
-    can_torch_compile = True
-
-    def forward(self, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
-        formula = GATED.get(type(self).__name__)
-        if formula is None:
-            return type(self).forward(self, hidden_states, gate)
-        return normalise_gated(formula, self, hidden_states, gate)
-
-
-RMSNormZeroCentered = RMSNorm
