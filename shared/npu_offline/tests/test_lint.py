@@ -143,8 +143,8 @@ CASES = {
         lambda: launched(summed_mask_kernel, e(64), index(1), BLOCK=64, DTYPE=tl.int32, RUNNING=False),
     ),
     "nan-maximum": (
-        lambda: launched(larger_number_kernel, e(64), e(64), e(1), BLOCK=64, ALL=False),
-        lambda: launched(larger_number_kernel, e(64), e(64), e(1), BLOCK=64, ALL=True),
+        lambda: launched(larger_number_kernel, e(128), e(128), e(1), BLOCK=128, ALL=False),
+        lambda: launched(larger_number_kernel, e(128), e(128), e(1), BLOCK=128, ALL=True),
     ),
     "composed-operation": (
         lambda: launched(composed_operation_kernel, e(64), e(64), BLOCK=64, OPERATION="exp2"),

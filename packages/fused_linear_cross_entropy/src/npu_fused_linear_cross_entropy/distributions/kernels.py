@@ -50,6 +50,7 @@ def distribution_statistics_kernel(
     SOFTCAP: tl.constexpr,
 ):
     """Statistics of rows of logits: log-probability, entropy, sum of squares and mean. PyTorch finds the largest."""
+    # lint: allow nan-maximum: NaN of a logit stays in its exponential, which the larger number is a factor of
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; those not of whole 32 bytes are padded on chip
     logit_scale, softcap = logit_scale if SCALED else None, softcap if SOFTCAP else None
@@ -122,6 +123,7 @@ def distribution_gradient_kernel(
     SOFTCAP: tl.constexpr,
 ):
     """The gradient of the logits that their distributions' outputs received, in the logits' place."""
+    # lint: allow nan-maximum: the factors of a row with NaN are NaN, which its statistics keep
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; those not of whole 32 bytes are padded on chip
     N_FULL: tl.constexpr = N // BLOCK_N * BLOCK_N

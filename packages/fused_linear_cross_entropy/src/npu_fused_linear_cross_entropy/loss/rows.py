@@ -234,6 +234,8 @@ def cross_entropy_losses_kernel(
     LAST: tl.constexpr,
 ):
     """Losses and other outputs of rows from their statistics; reduced outputs as numbers or (not LAST) as partial sums."""
+    # lint: allow nan-maximum: one number a row, of which a core has a few thousand
+    # lint: allow short-transfer: one number a row; tiles of 1024 rows leave rows for more cores
     o_row = tl.arange(0, BLOCK_M)
     b_losses = tl.zeros([BLOCK_M], tl.float32)
     b_z_losses = tl.zeros([BLOCK_M], tl.float32)
@@ -354,6 +356,7 @@ def cross_entropy_coefficients_kernel(
     TOKEN_SCALING: tl.constexpr,
 ):
     """Factors of each row's gradient, from its statistics and the gradients that the outputs received."""
+    # lint: allow nan-maximum: one number a row, of which a core has a few thousand
     o_row = tl.arange(0, BLOCK_M)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
         i_row = i_tile * BLOCK_M
@@ -416,6 +419,8 @@ def cross_entropy_join_kernel(
     BLOCK_M: tl.constexpr,
 ):
     """Joins the statistics of a vocabulary's parts, in any order. Statistics that no option asks for are undefined."""
+    # lint: allow nan-maximum: one number a row, of which a core has a few thousand
+    # lint: allow short-transfer: one number a row; tiles of 1024 rows leave rows for more cores
     o_row = tl.arange(0, BLOCK_M)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
         i_row = i_tile * BLOCK_M

@@ -156,6 +156,7 @@ def cross_entropy_statistics_kernel(
     SOFTCAP: tl.constexpr,
 ):
     """Statistics alone; arguments as above."""
+    # lint: allow nan-maximum: NaN of a logit stays in its exponential, which the larger number is a factor of
     # lint: allow scalar-loop: one logit a row, the target's, comes from wherever it is
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; those not of whole 32 bytes are padded on chip
@@ -198,6 +199,7 @@ def cross_entropy_gradient_kernel(
     SOFTCAP: tl.constexpr,
 ):
     """The gradient alone, of any upstream gradient; arguments as above."""
+    # lint: allow nan-maximum: NaN of a logit stays in its exponential, which the larger number is a factor of
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; those not of whole 32 bytes are padded on chip
     logit_scale, softcap = logit_scale if SCALED else None, softcap if SOFTCAP else None

@@ -18,7 +18,7 @@ _INTEGER = {"addi", "subi", "muli", "divsi", "divui", "remsi", "remui", "minsi",
 _SLOW_AT_ANY_WIDTH = {"cmpi", "remsi", "remui"}
 _FREE = {"arith.extf", "arith.truncf", "arith.constant", "arith.select", "arith.bitcast"}
 _WIDE = 64  # bits
-_LANES = 64  # fp32 elements of one repeat of a vector instruction
+LANES = 64  # fp32 elements of one repeat of a vector instruction
 
 
 def scalar_loop(compiled: Compiled) -> Iterator[str]:
@@ -69,7 +69,7 @@ def integer_arithmetic(compiled: Compiled) -> Iterator[str]:
     short for a vector instruction to be worth its start, are left to the rule on scalar loops."""
     for op in kernel_of(compiled.linalg).walk():
         short = name_of(op).removeprefix("arith.")
-        found = tensor(op.operands[0], _LANES + 1) if op.operands and name_of(op).startswith("arith.") else None
+        found = tensor(op.operands[0], LANES + 1) if op.operands and name_of(op).startswith("arith.") else None
         bits = integer_bits(found[1]) if found else 0
         if found and bits and (short in _SLOW_AT_ANY_WIDTH or (short in _INTEGER and bits == _WIDE)):
             yield f"{short} on a tensor of {found[0]} i{bits}"

@@ -8,6 +8,7 @@ from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, IntegerAttr, Integer
 from xdsl.ir import Operation, SSAValue
 
 from ..module.mlir import name_of, property_of
+from .arithmetic import LANES
 from .rules import Compiled, Rule
 from .view import copied_whole_from, integer_bits, kernel_of, pointers_of, tensor
 
@@ -39,8 +40,20 @@ def unsigned_arithmetic(compiled: Compiled) -> Iterator[str]:
     numbers (compiler fault 22). Shift and widen with a mask: `(x >> 1) & 0x7FFFFFFF`, `x.to(tl.int64) & 0xFFFFFFFF`."""
     done = {"arith.shrui": ">>", "arith.extui": "a wider type", "arith.maxui": "tl.maximum", "arith.minui": "tl.minimum"}
     for op, line in compiled.triton:
-        if name_of(op) in done and _bits(op.operands[0]) > _BYTE:
+        if name_of(op) in done and tensor(op.operands[0]) and _bits(op.operands[0]) > _BYTE and not _is_cut(op):
             yield f"{done[name_of(op)]} of a tensor of uint{_bits(op.operands[0])}{line}"
+
+
+def _is_cut(op: Operation) -> bool:
+    """Whether all that follows cuts off the bits that a sign is copied to, as MLIR writes `(x >> 32).to(tl.int32)`."""
+    if name_of(op) != "arith.shrui" or not isinstance(op.operands[1].owner, Operation):
+        return False
+    amount = property_of(op.operands[1].owner, "value")
+    uses = [use.operation for use in op.results[0].uses]
+    if not isinstance(amount, DenseIntOrFPElementsAttr) or not all(name_of(use) == "arith.trunci" for use in uses):
+        return False
+    kept = max((_bits(use.results[0]) for use in uses), default=0)
+    return kept + max(amount.iter_values()) <= _bits(op.operands[0])
 
 
 def rounded_division(compiled: Compiled) -> Iterator[str]:
@@ -82,9 +95,10 @@ def mask_sum(compiled: Compiled) -> Iterator[str]:
 
 def nan_maximum(compiled: Compiled) -> Iterator[str]:
     """tl.maximum and tl.minimum drop NaN, in seven instructions; tl.max and tl.min keep it, in one (compiler fault 25). With
-    `propagate_nan=tl.PropagateNan.ALL` all keep it, and tl.maximum takes one instruction."""
+    `propagate_nan=tl.PropagateNan.ALL` all keep it, and tl.maximum takes one instruction. Tiles that are too short for a
+    vector instruction to be worth its start are left alone."""
     for op, line in compiled.triton:
-        if name_of(op) in ("arith.maxnumf", "arith.minnumf") and (found := tensor(op.operands[0])):
+        if name_of(op) in ("arith.maxnumf", "arith.minnumf") and (found := tensor(op.operands[0], LANES + 1)):
             yield f"tl.{name_of(op)[6:9]}imum of {found[0]} numbers drops NaN{line}"
 
 
