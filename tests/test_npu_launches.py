@@ -1,5 +1,5 @@
 """What a call launches on Ascend, our kernels and PyTorch's operators, counted by the stand-in of CANN under torch_npu: at
-most so many, and those that the package's README or page names. `hatch run npu:test tests/test_npu_launches.py`
+most so many, and those that the package's benchmarks/RECORDS.md names. `hatch run npu:test tests/test_npu_launches.py`
 """
 
 import functools
@@ -18,7 +18,7 @@ OVER_THE_STAND_IN = pytest.mark.skipif(
 SORTS = {"argsort", "bincount", "bucketize", "histc", "kthvalue", "median", "mode", "msort", "searchsorted", "sort", "topk"}
 SORTS |= {"_unique", "_unique2", "unique_consecutive", "unique_dim"}
 VIEWS = {"unsqueeze"}  # the stand-in counts them; nothing of them runs on a device
-# A package, the words of its README or page for the call, and the most launches; None where the fewest are not reached yet.
+# A package, the words of its records for the call, and the most launches; None where the fewest are not reached yet.
 CALLS = {
     "npu-rms-norm": ("rms_norm", "A call with gradients", 3),
     "npu-embedding": ("embedding", "A call with gradients", 6),
@@ -111,8 +111,7 @@ def test_a_call_launches_no_more_than_it_may_and_what_its_text_names(name):
     package, words, most = CALLS[name]
     names = launched(said_by_the_stand_in())[name]
     assert most is None or len(names) <= most, names
-    files = (ROOT / "packages" / package / "README.md", ROOT / "tools" / "docs" / "pages" / "operators" / f"{package}.md")
-    text = " ".join(" ".join(file.read_text() for file in files).split())
+    text = " ".join((ROOT / "packages" / package / "benchmarks" / "RECORDS.md").read_text().split())
     said = re.search(rf"{words} is (\d+) launches on Ascend: ((?:`[\w.]+`(?:, | and )?)+)", text)
     assert said, f"{words} is {len(names)} launches on Ascend: {', '.join(f'`{one}`' for one in sorted(set(names)))}"
     assert (int(said[1]), sorted(re.findall(r"`([\w.]+)`", said[2]))) == (len(names), sorted(set(names)))
