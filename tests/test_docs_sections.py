@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tools.docs import hooks, lists, sections
@@ -56,3 +58,21 @@ def test_lines_that_install_in_a_clone_name_folders_of_it():
         (ours,) = (line for line in lines if "packages/rms_norm" in line)
         assert "./shared/npu_tiling" in ours and not any("npu-rms-norm" in line for line in lines)
         assert all(line.startswith("    ") for line in lines)
+
+
+def test_the_gallery_page_has_the_records_number_and_a_bar_for_each_package():
+    gallery = (
+        "**3 of 4 are right (75 %).**\n\n| package | calls | right | finding |\n|---|---|---|---|\n"
+        "| a | 2 | 1 | 1 |\n| b | 2 | 2 | 0 |\n\n- why\n"
+    )
+    said = hooks._counted(gallery)
+    assert said.startswith("**3 of 4 are right (75 %).**") and said.endswith("| b | 2 | 2 | 0 |")
+    bars = re.findall(r'<rect class="ours"[^>]* width="([\d.]+)"', said)
+    assert float(bars[1]) == pytest.approx(2 * float(bars[0]))
+
+
+def test_the_page_of_faults_has_the_way_round_each():
+    faults = "| fault | toolchains |\n|---|---|\n| 1. A | 1.0.0 |\n\n## 1. A\n\n**Sign:** s\n\n**Way round:** do\nit.\n"
+    assert hooks._ways_round(faults) == "### 1. A\n\n*1.0.0.* do\nit."
+    with pytest.raises(AssertionError, match="every fault has a way round"):
+        hooks._ways_round(faults.replace("**Way round:**", "**Way:**"))

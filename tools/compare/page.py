@@ -13,8 +13,7 @@ from .points import SOURCES
 from .predicted import Prediction, Spread, counted, spread, times
 
 RESULTS = Path(__file__).parents[1] / "results" / "points.json"
-_HIDDEN = "---\nhide: [toc, navigation] # its table is wide\n---\n\n"
-PAGE = Path(__file__).parents[1] / "docs" / "pages" / "tools" / "time_model_points.md"
+PAGE = RESULTS.with_name("published_times.md")
 _PIPES = {"V": "vector", "S": "scalar", "MTE2": "load (MTE2)", "MTE3": "store (MTE3)"}
 
 
@@ -27,11 +26,10 @@ def load() -> list[Prediction]:
 
 
 _INTRODUCTION = """\
-Times that others have published of kernels on Ascend 910B and A3 chips, beside what the [time model](time_model.md)
-predicts of the same kernels: compiled from their own sources at the commit that was measured, for the chip and shape that
+Times that others have published of kernels on Ascend 910B and A3 chips, beside what the
+[time model](../docs/pages/tools/time_model.md) predicts of the same kernels: compiled from their own sources at the commit that was measured, for the chip and shape that
 was measured, with the L2 cache as the way of measuring leaves it. None was measured by us. A point counts unless a constant
 of the model was chosen after it. An error is |log(predicted / published)|: half and twice are both 100 %."""
-_PLOT = f"<!-- scatter {RESULTS.relative_to(PAGE.parents[4])} -->"
 _ANEW = """\
 `hatch run compare --points` fetches the sources into the cache folder (they are not part of this repository), predicts,
 and writes this page; `pip install --no-deps liger-kernel==0.8.5` for Liger's."""
@@ -48,7 +46,7 @@ def rendered(found: Sequence[Prediction]) -> str:
     """The page."""
     low, high = times(found)
     ranges = f"An estimate times {low:.2f} to {high:.2f} has nine of ten published times that count."
-    parts = (_HIDDEN + "# Published times", _INTRODUCTION, ranges, _summary(found), _PLOT, _named(found))
+    parts = ("# Published times", _INTRODUCTION, ranges, _summary(found), _named(found))
     tables = (
         "## Sources",
         _sources(),

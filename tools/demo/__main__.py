@@ -1,4 +1,4 @@
-"""The demo: `python -m tools.demo`, or `hatch run demo`.
+"""The demo: `python -m tools.demo`, or `hatch run demo:run`.
 
 Trains a small byte-level language model on English text, once in plain PyTorch and once with our operators, from the
 same parameters and on the same batches, and compares the loss of every step.

@@ -226,8 +226,19 @@ def predicted_bars(file: Path, *, alone: bool = False) -> str:
     return _bars(groups, label, alone)
 
 
-def _bars(groups: Sequence[tuple[str, str, Sequence[Bar]]], label: str, alone: bool) -> str:
-    left, right, bar, gap = 136, 282, 14, 16
+def shares_right(table: str) -> str:
+    """A bar for each row of a table of packages: how many of its calls are right."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    counts = [(name, int(calls), int(right)) for name, calls, right, *_ in rows]
+    groups: list[tuple[str, str, list[Bar]]] = [
+        (name, f"{calls} calls", [("ours", right / calls, None, f"{right} right")]) for name, calls, right in counts
+    ]
+    return _bars(groups, "Calls of each package that are right")
+
+
+def _bars(groups: Sequence[tuple[str, str, Sequence[Bar]]], label: str, alone: bool = False) -> str:
+    left = max(136.0, max(7.4 * len(name) for name, *_ in groups))
+    right, bar, gap = left + 146, 14, 16
     to: Callable[[float], float] = lambda share: left + min(share, 1.0) * (right - left)  # noqa: E731
     parts = [_STYLE] if alone else []
     top = 28.0
@@ -251,4 +262,4 @@ def _bars(groups: Sequence[tuple[str, str, Sequence[Bar]]], label: str, alone: b
             _text("tick", to(share), 14, f"{share:.0%}", "middle"),
         )
     ]
-    return picture(430, top - gap / 2 + 4, label, [*grid, *parts], ' xmlns="http://www.w3.org/2000/svg"' if alone else "")
+    return picture(left + 294, top - gap / 2 + 4, label, [*grid, *parts], ' xmlns="http://www.w3.org/2000/svg"' if alone else "")

@@ -43,6 +43,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     text = re.sub(r"^<!-- api (\w+) -->$", lambda found: reference.directives(found[1]), text, flags=re.M)
     text = re.sub(r"^( *)<!-- install (\w+) (\S+) -->$", lambda found: _install(*found.groups()), text, flags=re.M)
     text = text.replace("<!-- shares -->", _pictures())
+    text = text.replace("<!-- counted -->", _counted((ROOT / "shared" / "npu_offline" / "GALLERY.md").read_text()))
+    text = text.replace(
+        "<!-- ways round -->", _ways_round((ROOT / "shared" / "npu_offline" / "COMPILER_FAULTS.md").read_text())
+    )
     text = re.sub(r"^<!-- charts (\S+) -->$", lambda found: charts.figures(ROOT / found[1]), text, flags=re.M)
     text = re.sub(r"^<!-- scatter (\S+) -->$", lambda found: scatter.figure(ROOT / found[1]), text, flags=re.M)
     text = re.sub(r"^<!-- losses (\S+) -->$", lambda found: losses.figures(ROOT / found[1]), text, flags=re.M)
@@ -57,6 +61,23 @@ def _pictures() -> str:
     }
     figures = (f"<figure><figcaption>{title}</figcaption>{drawn}</figure>" for title, drawn in pictures.items())
     return f'<div class="charts bars" markdown="0">{"".join(figures)}</div>'
+
+
+def _counted(gallery: str) -> str:
+    """What the gallery counts: its number, a bar for each package, its table."""
+    number = re.search(r"^\*\*(\d+ of \d+ are right .*)\*\*$", gallery, re.M)
+    table = re.search(r"^\| package \|.*?(?=\n\n)", gallery, re.M | re.S)
+    assert number and table
+    picture = f'<div class="charts bars" markdown="0">{charts.shares_right(table[0])}</div>'
+    return f"**{number[1]}**\n\n{picture}\n\n{table[0]}"
+
+
+def _ways_round(faults: str) -> str:
+    """Of each fault its number and title, who has it, and the way round it."""
+    having = dict(re.findall(r"^\| (\d+)\. .*? \| (.*) \|$", faults, re.M))
+    found = re.findall(r"^## (\d+)\. (.*?)\n.*?^\*\*Way round:\*\* (.*?)(?=^## |\Z)", faults, re.M | re.S)
+    assert [number for number, *_ in found] == list(having), "every fault has a way round"
+    return "\n\n".join(f"### {number}. {title}\n\n*{having[number]}.* {way.strip()}" for number, title, way in found)
 
 
 def _install(indent: str, where: str, operator: str) -> str:

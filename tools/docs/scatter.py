@@ -29,7 +29,8 @@ def figure(file: Path) -> str:
     y = _TOP + 14 + 20 * len(colours)
     parts.append(f'<text class="tick" x="{_RIGHT + 14}" y="{y}">hollow: does not count</text>')
     label = "Predicted over published microseconds, both axes logarithmic"
-    return f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+    head = f'<svg class="chart scatter" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">'
+    return f'<div class="wide" markdown="0">{head}{"".join(parts)}</svg></div>'
 
 
 def _across(microseconds: float) -> float:
