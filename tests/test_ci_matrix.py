@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
-from tools import ci_matrix
+from tools import ci_matrix, wheel_test
 from tools.ci_matrix import RUN_WITH, affected, change_jobs, changed_files, jobs, newest_jobs, torches
 from tools.workspace import ROOT, read_packages, read_versions
 
@@ -174,3 +174,19 @@ def test_changed_files_are_those_since_the_branch_left(tmp_path: Path):
     assert changed_files("main", "branch", tmp_path) == ["moved", "new", "old"]
     assert changed_files("nothing", "branch", tmp_path) is None
     assert changed_files("HEAD", "HEAD", ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("here", "expected"),
+    [
+        (("3.10", "3.11", "3.12"), [("3.11", "2.1"), ("3.11", "2.10"), ("3.12", "2.5"), ("3.12", "2.10")]),
+        (("3.12",), [("3.12", "2.5"), ("3.12", "2.10")]),
+    ],
+)
+def test_the_ends_are_the_oldest_and_newest_python_here_with_the_oldest_and_newest_torch_of_each(
+    made_up, monkeypatch, here, expected
+):
+    monkeypatch.setattr(wheel_test, "read_packages", lambda: made_up)
+    monkeypatch.setattr(wheel_test.shutil, "which", lambda name: name if name.removeprefix("python") in here else None)
+    found = [(python, torch) for _, python, _, torch in wheel_test.ends("operator", VERSIONS)]
+    assert found == expected

@@ -17,7 +17,8 @@ from tools.workspace import ROOT
 FILES = {file.stem: file for file in sorted((ROOT / ".github" / "workflows").glob("*.yml"))}
 WORKFLOWS = {name: yaml.safe_load(file.read_text()) for name, file in FILES.items()}
 ANNOUNCE = 'gh release create "$GITHUB_REF_NAME" dist/* --verify-tag --title "$GITHUB_REF_NAME" --notes-file notes.md'
-PLAIN_COMMANDS = ("pip install hatch", "exit 1", '.ci/run -m ""', ANNOUNCE)
+PINNED = "pip install --require-hashes --requirement .github/hatch.txt"
+PLAIN_COMMANDS = ("pip install hatch", PINNED, "exit 1", '.ci/run -m ""', ANNOUNCE)
 each = pytest.mark.parametrize("name", WORKFLOWS)
 
 

@@ -11,10 +11,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from . import mend_triton, wheels
+from .ci_matrix import jobs
 from .workspace import CORE, ROOT, Package, read_packages, read_versions
 
 LAYERS = ("cpu", "ascend")
@@ -60,6 +62,13 @@ def run_tests(python: Path, package: Package, layer: str) -> int:
     return subprocess.run(command, cwd=ROOT, env=variables).returncode
 
 
+def ends(key: str, versions: Mapping[str, Any]) -> list[list[str]]:
+    """Options of a run for the oldest and the newest Python here, and the oldest and newest torch of each."""
+    every = [job for job in jobs([read_packages()[key]], versions)["include"] if shutil.which(f"python{job['python']}")]
+    chosen = [job for job in every if job["python"] in (every[0]["python"], every[-1]["python"])]
+    return [["--python", job["python"], "--torch", job["torch"]] for job in chosen]
+
+
 def _run(command: Sequence[str]) -> None:
     subprocess.run(command, check=True)
 
@@ -75,7 +84,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--lowest-core", action="store_true", help="the lowest npu-tiling it allows, from the index, not ours"
     )
+    about = (
+        "with the oldest and the newest Python that is on the PATH, each with the oldest and the newest torch it can have"
+    )
+    parser.add_argument("--ends", action="store_true", help=about)
     options = parser.parse_args(arguments)
+    if options.ends:
+        return max(main([options.package, *job]) for job in ends(options.package, versions))
     if shutil.which(f"python{options.python}") is None:
         parser.error(f"there is no python{options.python} on the PATH")
     with tempfile.TemporaryDirectory() as folder:
