@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tools.demo import picture
 from tools.demo.__main__ import main
 from tools.demo.blocks import OURS, PLAIN, Blocks
 from tools.demo.model import Config
@@ -47,6 +48,13 @@ def demo(tmp_path: Path) -> Callable[..., int]:
         return main([*arguments, "--output", str(tmp_path / "curves" / "loss.png")], TINY, ours)
 
     return run
+
+
+def test_the_curves_in_text_fall_and_show_where_they_part() -> None:
+    ours, plain = [3.0, 2.0, 1.0], [3.0, 2.0, 2.0]
+    first, middle, last, *_ = picture.in_text(ours, plain, width=3, height=3).splitlines()
+    assert (first, middle, last) == ("  3.00 |o", "  2.00 | o.", "  1.00 |  o")
+    assert "nan" not in picture.in_text([1.0, float("nan")], [1.0, 1.0])
 
 
 class _WrongGradient(torch.autograd.Function):

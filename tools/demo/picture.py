@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,22 @@ from .tolerance import tolerance
 
 #: What `save` can write, by the name's ending.
 FORMATS = tuple(sorted(FigureCanvasAgg.filetypes))
+
+
+def in_text(ours: Sequence[float], plain: Sequence[float], width: int = 64, height: int = 9) -> str:
+    """The curves as lines of text: `o` where ours is, `.` where plain PyTorch's is and ours is not."""
+    columns = min(width, len(ours))
+    picked = [round(i * (len(ours) - 1) / max(1, columns - 1)) for i in range(columns)]
+    shown = [loss for curve in (ours, plain) for loss in curve if math.isfinite(loss)]
+    high, low = max(shown, default=1.0), min(shown, default=0.0)
+    step = (high - low) / (height - 1) or 1.0
+    rows = [[" "] * columns for _ in range(height)]
+    for curve, mark in ((plain, "."), (ours, "o")):
+        for column, place in enumerate(picked):
+            if math.isfinite(curve[place]):
+                rows[round((high - curve[place]) / step)][column] = mark
+    lines = [f"{high - step * number:6.2f} |{''.join(row).rstrip()}" for number, row in enumerate(rows)]
+    return "\n".join([*lines, f"       +{'-' * columns}", f"        step 1{len(ours):>{max(1, columns - 6)}}"])
 
 
 def save(path: Path, ours: Sequence[float], plain: Sequence[float], title: str) -> None:
