@@ -19,15 +19,15 @@ def install_lines(distribution: str) -> str:
     return f"""In a clone of the repository and a virtual environment:
 
 ```
-# CPU: Python {pythons[0]} to {pythons[-1]}
-pip install ./shared/npu_tiling {folder}
+# CPU: Python {pythons[0]} to {pythons[-1]}; numpy is for torch, which warns without it
+pip install numpy ./shared/npu_tiling {folder}
 
 # CUDA: Linux, Python {pythons[0]} to {pythons[-1]}
-pip install ./shared/npu_tiling '{folder}[cuda]'
+pip install numpy ./shared/npu_tiling '{folder}[cuda]'
 
 # Ascend: Linux, Python {ascend}, CANN's set_env.sh sourced
 pip install torch=={TORCH_NPU} --index-url {TORCH_CPU_INDEX}
-pip install torch_npu=={TORCH_NPU} ./shared/npu_tiling '{folder}[npu]'
+pip install numpy torch_npu=={TORCH_NPU} ./shared/npu_tiling '{folder}[npu]'
 pip uninstall -y triton    # its files overwrite those of triton-ascend
 pip install --force-reinstall --no-deps triton-ascend=={TRITON_ASCEND}
 ```

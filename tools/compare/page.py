@@ -27,9 +27,10 @@ def load() -> list[Prediction]:
 
 _INTRODUCTION = """\
 Times that others have published of kernels on Ascend 910B and A3 chips, beside what the
-[time model](../docs/pages/tools/time_model.md) predicts of the same kernels: compiled from their own sources at the commit that was measured, for the chip and shape that
-was measured, with the L2 cache as the way of measuring leaves it. None was measured by us. A point counts unless a constant
-of the model was chosen after it. An error is |log(predicted / published)|: half and twice are both 100 %."""
+[time model](../docs/pages/tools/time_model.md) predicts of the same kernels: compiled from their own sources at the
+commit that was measured, for the chip and shape that was measured, with the L2 cache as the way of measuring leaves it.
+None was measured by us. A point counts unless a constant of the model was chosen after it. An error is
+|log(predicted / published)|: half and twice are both 100 %."""
 _ANEW = """\
 `hatch run compare --points` fetches the sources into the cache folder (they are not part of this repository), predicts,
 and writes this page; `pip install --no-deps liger-kernel==0.8.5` for Liger's."""

@@ -262,4 +262,6 @@ def _bars(groups: Sequence[tuple[str, str, Sequence[Bar]]], label: str, alone: b
             _text("tick", to(share), 14, f"{share:.0%}", "middle"),
         )
     ]
-    return picture(left + 294, top - gap / 2 + 4, label, [*grid, *parts], ' xmlns="http://www.w3.org/2000/svg"' if alone else "")
+    return picture(
+        left + 294, top - gap / 2 + 4, label, [*grid, *parts], ' xmlns="http://www.w3.org/2000/svg"' if alone else ""
+    )
