@@ -16,7 +16,6 @@ from ..module.places import lines_by_operation
 from ..reports import Report
 from ..toolchain.compilation import compile_linalg, front_end_of
 from ..toolchain.opt import parse_stage
-from ..toolchain.ttir import generic_form
 
 
 @dataclass(frozen=True)
@@ -81,6 +80,8 @@ class Compiled:
 
     @cached_property
     def _triton(self) -> ModuleOp:
+        from ..toolchain.ttir import generic_form  # imports Triton, which only those who lint must have
+
         return parse(generic_form(self.subject.ttir))
 
     @cached_property
