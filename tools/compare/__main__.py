@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there too")
     about = "attn_res of 4096 and 7168 columns, stacked and as a list, beside liger's and fla's kernels, and nothing else"
     parser.add_argument("--depths", action="store_true", help=about)
-    pages = "the calls with TEXT of the tables on the operators' pages, with all compilers, and nothing else"
+    pages = "the calls with TEXT of the tables of RECORDS.md, with all compilers, and nothing else"
     parser.add_argument("--tables", nargs="?", const="", metavar="TEXT", help=pages)
     over_widths = "rms_norm over widths: the table of its page, and nothing else"
     parser.add_argument("--widths", action="store_true", help=over_widths)

@@ -1,4 +1,4 @@
-"""The calls of the tables of predicted times on the operators' pages: their kernels beside the time of their bytes."""
+"""The calls of the tables of predicted times in each package's RECORDS.md: kernels beside the time of their bytes."""
 
 from __future__ import annotations
 
