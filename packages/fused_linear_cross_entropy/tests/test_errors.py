@@ -246,6 +246,22 @@ REFUSED = {
         ValueError,
         "num_items_in_batch is -3 and must be at least 0",
     ),
+    "parts without invariant batches": (
+        lambda: linear_log_probs(X, W, Y, vocab_parts=2),
+        ValueError,
+        "vocab_parts must be 1 unless batch_invariant is True",
+    ),
+    "parts of other outputs": (
+        lambda: linear_log_probs(X, W, Y, batch_invariant=True, vocab_parts=2, top_k=2),
+        ValueError,
+        "vocab_parts must be 1 unless",
+    ),
+    "parts that are not equal": (
+        lambda: linear_log_probs(X, W, Y, batch_invariant=True, vocab_parts=2),
+        ValueError,
+        "vocab_parts is 2 and must divide the vocabulary, 11, into parts of which weight's 11 rows are some",
+    ),
+    "no parts": (lambda: linear_log_probs(X, W, Y, batch_invariant=True, vocab_parts=0), ValueError, "vocab_parts is 0"),
     "targets of invariant batches": (
         lambda: linear_log_probs(X, W, Y[:1], batch_invariant=True),
         ValueError,

@@ -53,6 +53,8 @@ class Options(NamedTuple):
         group: name of the process group that holds the other parts, "" where there are none.
         vocab_first: the column of the vocabulary that the first row of the weight is.
         vocab_size: columns of the whole vocabulary.
+        vocab_parts: equal parts of the whole vocabulary, of which each rank has as many. Above 1 each has a product and
+            statistics of its own, which are joined in order: what comes out does not depend on the number of ranks.
     """
 
     ignore_index: int = -100
@@ -74,6 +76,7 @@ class Options(NamedTuple):
     group: str = ""
     vocab_first: int = 0
     vocab_size: int = 0
+    vocab_parts: int = 1
 
     @property
     def of_head(self) -> Options:
@@ -112,7 +115,7 @@ class Options(NamedTuple):
 
 
 #: The options that a caller names; the other fields follow from the process group and the weight.
-NAMES = tuple(name for name in Options._fields if name not in ("group", "vocab_first", "vocab_size"))
+NAMES = tuple(name for name in Options._fields if name not in ("group", "vocab_first", "vocab_size", "vocab_parts"))
 
 
 class DistillationOptions(NamedTuple):

@@ -323,6 +323,8 @@ def choose(shape: Shape) -> Tiling:
 
     Their ways may differ: every way exchanges once for each chunk of tokens, between its statistics and its gradients.
     """
+    if shape.options.of_head.vocab_parts > 1:
+        return _in_parts_of_the_vocabulary(shape)
     average = _of_average_rank(shape) if shape.options.group else shape
     agreed = None if average == shape else choose(average).chunks
     plans = {False: _split(shape, of_logits(shape), agreed)}
@@ -333,6 +335,18 @@ def choose(shape: Shape) -> Tiling:
         if parts is not None and sum_dtype is not None and parts.layout is each.layout and each.holds(shape):
             return made(shape, each, parts, sum_dtype)
     raise AssertionError(f"no rule for {shape}")
+
+
+_PARTS_RULE = rule(Way.COLUMNS, Layout.COLUMNS, always, "vocab_parts was given: one part of the vocabulary at a time")
+
+
+def _in_parts_of_the_vocabulary(shape: Shape) -> Tiling:
+    """Products of one shape, whatever part of the vocabulary this rank has."""
+    options = shape.options.of_head
+    tokens = exactly(shape.tokens, options.chunk_tokens or shape.tokens)
+    columns = exactly(shape.vocabulary, options.vocab_size // options.vocab_parts)
+    _, sum_dtype = _split_within(shape, of_logits(shape), options.chunk_tokens, options.memory_budget)
+    return made(shape, _PARTS_RULE, Chunks(tokens=tokens, columns=columns, why=_PARTS_RULE.why), sum_dtype)
 
 
 def most_columns(options: EachOptions, own: int) -> int:

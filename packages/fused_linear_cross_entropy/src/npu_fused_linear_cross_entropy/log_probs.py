@@ -44,6 +44,7 @@ def linear_log_probs(
     process_group: ProcessGroup | None = None,
     vocab_range: tuple[int, int] | None = None,
     vocab_size: int | None = None,
+    vocab_parts: int = 1,
     sequence_parallel: bool = False,
     counted_tokens: int | Tensor | None = None,
     weight_grad: Tensor | None = None,
@@ -60,9 +61,9 @@ def linear_log_probs(
     Equal calls give equal bits. But the bits of one token depend on how many tokens there are, because chunks and the
     framework's choice of a matrix product do. With `batch_invariant` they do not: every product has one shape,
     [chunk_tokens, H] @ [H, V], padded with rows of zeros, and the kernel computes each row's statistics by themselves. On
-    one kind of device, with one release of its libraries, a token then has the same bits among any tokens, in any place. Not
-    promised: gradients; a `process_group`, whose collective library orders its sums; CPUs, where tests see it hold, but
-    the matrix product is not ours.
+    one kind of device, with one release of its libraries, a token then has the same bits among any tokens, in any place.
+    With `vocab_parts` too these are the bits of any number of ranks that share the vocabulary. Not promised: gradients; a
+    `process_group` without `vocab_parts`; CPUs, where tests see it hold, but the matrix product is not ours.
 
     Args:
         x: [..., H], fp32, bf16 or fp16 (fp64 too on a CPU).
@@ -80,6 +81,9 @@ def linear_log_probs(
         return_entropy, return_square_sum, return_mean_logit, return_is_top: return these too.
         batch_invariant: make a token's results independent of the other tokens. Costs a copy of x, and the time of at least
             `chunk_tokens` tokens, 512 by default.
+        vocab_parts: with `batch_invariant`, P equal parts of the whole vocabulary, P a multiple of the number of ranks.
+            Products are [chunk_tokens, H] @ [H, V / P], and statistics of parts are joined in their order. Of
+            log-probabilities of targets and entropies alone.
         accum_dtype, chunk_tokens, memory_budget, process_group, vocab_range, vocab_size, sequence_parallel, counted_tokens:
             as for `fused_linear_cross_entropy`; neither of the last two with `batch_invariant`. A budget holds a chunk's
             logits, not the memory of PyTorch's topk.
@@ -138,6 +142,7 @@ def linear_log_probs(
             chunk_tokens=_INVARIANT_TOKENS if batch_invariant and chunk_tokens is None else chunk_tokens,
             memory_budget=memory_budget,
             sequence_parallel=sequence_parallel,
+            vocab_parts=arguments.whole("vocab_parts", vocab_parts, least=1),
         ),
     )
     if asked.top_k > options.vocab_size:
@@ -161,6 +166,8 @@ def linear_log_probs(
         and rates is None
         and not any((asked.top_k, asked.square_sum, asked.mean_logit, asked.is_top))
     )
+    if vocab_parts > 1:
+        _check_parts(weight, batch_invariant and is_loss, options)
     if has_target and counted_tokens is None and (batch_invariant or not is_loss):
         check_columns_early("target", targets, options)
     if is_distributed((x, weight, target, bias)) and (batch_invariant or not is_loss):
@@ -227,6 +234,17 @@ def asked_outputs(outputs: tuple[Any, ...], target: Tensor, has_target: bool, as
         mean_logit=torch.where(counted, mean_logit, 0.0) if asked.mean_logit else None,
         is_top=None if first is None else (first == target) & counted,
     )
+
+
+def _check_parts(weight: Tensor, is_invariant_loss: bool, options: Options) -> None:
+    """Each rank has whole parts of the vocabulary, in order."""
+    parts, size, rows = options.vocab_parts, options.vocab_size, weight.shape[0]
+    if not is_invariant_loss:
+        alone = "log-probabilities and entropies alone are asked for"
+        raise ValueError(f"vocab_parts must be 1 unless batch_invariant is True and {alone}.")
+    if size % parts or rows % (size // parts) or options.vocab_first % (size // parts):
+        some = f"parts of which weight's {rows} rows are some"
+        raise ValueError(f"vocab_parts is {parts} and must divide the vocabulary, {size}, into {some}.")
 
 
 def _rates(temperature: Tensor, x: Tensor, shape: torch.Size) -> Tensor:

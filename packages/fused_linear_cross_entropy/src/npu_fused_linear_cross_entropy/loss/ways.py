@@ -170,9 +170,12 @@ def by_columns(loss: Loss, statistics: Any, upstream: Upstream) -> None:
     for tokens in chunks.tokens:
         if loss.task is not Task.GRADIENTS:
             result = part(p, statistics, tokens, 1)
-            for columns in chunks.columns:
-                loss.on.statistics(p, loss.logits(tokens, columns), loss.options, result, merge=columns.start > 0)
-            loss.exchange(result)
+            if loss.options.vocab_parts > 1:
+                _join_parts_of_the_vocabulary(loss, tokens, result)
+            else:
+                for columns in chunks.columns:
+                    loss.on.statistics(p, loss.logits(tokens, columns), loss.options, result, merge=columns.start > 0)
+                loss.exchange(result)
         if loss.task is not Task.LOSS:
             coefficients = loss.coefficients(tokens, statistics, upstream)
             for columns in chunks.columns:
@@ -180,6 +183,21 @@ def by_columns(loss: Loss, statistics: Any, upstream: Upstream) -> None:
                 gradient = loss.head.gradient_memory(chunk.logits)
                 loss.on.gradient(p, chunk, loss.options, gradient, coefficients)
                 loss.head.add(tokens, columns, gradient)
+
+
+def _join_parts_of_the_vocabulary(loss: Loss, tokens: slice, result: Any) -> None:
+    """Statistics [7, tokens] of all columns: those of each part of the vocabulary by themselves, joined in order."""
+    p, parts, group = loss.p, loss.tiling.chunks.columns, loss.options.group
+    count = result.shape[1]
+    found = p.new(Empty((len(parts) * STATISTICS, count), result.dtype))  # a part below the other
+    for i, columns in enumerate(parts):
+        of_part = part(p, found, slice(i * STATISTICS, (i + 1) * STATISTICS))
+        loss.on.statistics(p, loss.logits(tokens, columns), loss.options, of_part, merge=False)
+    if group:
+        makes = Empty((collectives.ranks(group), *found.shape), found.dtype)
+        found = p.torch(collectives.gather, found, group, makes=makes)
+    shape = (loss.options.vocab_parts, STATISTICS, count)
+    loss.on.join(p, p.view(found, shape, (STATISTICS * count, count, 1)), result)
 
 
 def whole_rows(loss: Loss, statistics: Any, upstream: Upstream) -> None:
