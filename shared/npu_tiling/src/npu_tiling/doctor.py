@@ -398,7 +398,17 @@ TRAINERS = (
         ),
     ),
     Trainer("xtuner", "", (Part("norms, loss", "", "there is no hook of ours; where it uses Liger, see there"),)),
-    Trainer("megatron-core", "", (Part("norms, loss, embedding", "", "there is no hook of ours"),)),
+    Trainer(
+        "megatron-core",
+        "0.16.1",
+        (
+            Part("norms of local layers", NORMS, "npu_rms_norm.patch(model)", "those of Transformer Engine and Apex"),
+            Part(
+                "loss of a GPTModel", LOSS, _register(f"{_HEADS}.megatron"), "multi-token prediction; logits without labels"
+            ),
+            Part("embedding", "", _NO_HOOK),
+        ),
+    ),
 )
 
 
