@@ -15,7 +15,7 @@ from tools.workspace import ROOT, read_packages
 # Of the sources of a package: files, lines, and of an operator the share of its lines that is device code, in hundredths.
 MOST = {
     "npu_tiling": (20, 5720, 0),
-    "rms_norm": (24, 4990, 18),
+    "rms_norm": (23, 4990, 18),
     "embedding": (22, 5450, 28),
     "attn_res": (25, 6250, 21),
     "fused_linear_cross_entropy": (41, 10480, 16),

@@ -25,7 +25,7 @@ SOURCES = {
 }
 BACKENDS = {"npu": "cann", "cuda": "cuda"}  # in the variant's name, in its metadata
 _LEFT_OUT = ("__main__.py", "integrations/")  # command lines, other trainers
-_LAYERS = "npu_rms_norm/integrations/layers.py"
+_KEPT = tuple(f"npu_rms_norm/integrations/{name}.py" for name in ("__init__", "layers"))
 _NAMESPACE = 'OperatorLibrary("npu_rms_norm")'
 _ABSOLUTE = re.compile(rf"^(\s*)from ({'|'.join(SOURCES)})\b", re.MULTILINE)
 _INIT = '''"""RMSNorm for training on Ascend NPUs and CUDA: `layers` replace the norms of transformers."""
@@ -56,11 +56,10 @@ def files(backend: str) -> dict[str, str]:
     for package, source in SOURCES.items():
         for file in sorted(source.rglob("*.py")):
             path = f"{package}/{file.relative_to(source).as_posix()}"
-            if path != _LAYERS and any(part in path for part in _LEFT_OUT):
+            if path not in _KEPT and any(part in path for part in _LEFT_OUT):
                 continue
             # From a folder at depth n, n + 1 dots lead to the variant's own folder.
             found[path] = _ABSOLUTE.sub(rf"\1from {'.' * path.count('/')}.\2", file.read_text())
-    found["npu_rms_norm/integrations/__init__.py"] = ""
     digest = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:8]
     identity = f"_npu_rms_norm_{backend}_{digest}"
     (library,) = (path for path, text in found.items() if _NAMESPACE in text)

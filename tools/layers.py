@@ -7,7 +7,7 @@ operator, and an operator has those that it needs.
 from __future__ import annotations
 
 OPERATOR = (
-    "__main__ : kernel_mapping : integrations : explain",
+    "__main__ : integrations : explain",
     "patching : distillation : log_probs : module : vocab_parallel : pipeline",
     "api : bank : two_phase : bags : ngram : distributions",
     "operator : split",
@@ -23,8 +23,8 @@ CORE = (
     "explaining",
     "operators | partials",
     "plans",
-    "calls | collectives",
-    "arguments | dispatch | launch | rows",
+    "calls | collectives | launch",
+    "arguments | dispatch | rows",
     "budget",
     "chips",
     "device | direct | doctor | dtensor | models",

@@ -15,7 +15,7 @@ from .api import (
     rms_norm_dynamic_quant,
 )
 from .explain import explain
-from .kernel_mapping import use_kernels
+from .integrations import use_kernels
 from .module import GatedRMSNorm, GemmaRMSNorm, LlamaRMSNorm, Olmo2RMSNorm, Qwen3RMSNorm, RMSNorm
 from .patching import patch
 
