@@ -343,3 +343,13 @@ def test_a_kernel_that_the_front_end_cannot_convert_is_refused_with_the_line():
     assert "unresolved materialization" in said
     assert "What it converts: addresses" in said
     assert is_refusal(caught.value)
+
+
+def test_the_advice_on_arguments_that_a_chip_ignores_is_said_once(capfd):
+    x, y = torch.randn(256), torch.empty(256)
+    with emulate("Ascend910B4"):
+        for warps in (2, 4, 8):
+            cast[(1,)](x, y, BN=256, num_warps=warps)
+    out, err = capfd.readouterr()
+    assert "DO NOT tune" not in out
+    assert err.count("DO NOT tune") <= 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import sys
-import warnings
 from collections.abc import Sequence
 
 from .commands import bounds, check, lint, maintenance, releases, report, run, time, tune
@@ -31,7 +30,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if given:
         options.given = [*options.given, *given]
-    warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch without numpy, which nothing here uses
     try:
         with timed(getattr(options, "limit", None)):
             return int(options.run(options))

@@ -14,7 +14,7 @@ from ..errors import OfflineError
 from ..launches import Emulation
 from ..toolchain.compilers import DEFAULT, tool
 from ..toolchain.triton_ascend import require_triton_ascend
-from .idle import decorate_without_devices, no_benchmark
+from .idle import decorate_without_devices, no_benchmark, warn_once
 from .launcher import Launcher
 from .settings import RunningEmulation, running
 
@@ -150,6 +150,7 @@ def active_driver(driver: Any) -> Iterator[None]:
     from triton import testing
     from triton.runtime.driver import driver as config
 
+    warn_once()
     before = config.active, testing.do_bench
     config.set_active(driver)
     testing.do_bench = no_benchmark()

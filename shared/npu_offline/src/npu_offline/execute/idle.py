@@ -87,6 +87,23 @@ def _allow_none(module: ModuleType) -> None:
     proxy._init_fn = created
 
 
+def warn_once() -> None:
+    """Let triton-ascend's JIT say once, not at every compilation, that a chip ignores num_warps and its like."""
+    from triton.runtime import jit
+
+    if "print" in vars(jit):
+        return
+    said = set[str]()
+
+    def say(text: str) -> None:
+        kind, tune, _ = text.partition("DO NOT tune")
+        if not tune or kind not in said:
+            print(text, file=sys.stderr if tune else sys.stdout)
+        said.add(kind)
+
+    vars(jit)["print"] = say
+
+
 def decorate_without_devices() -> None:
     """Let files with autotuned kernels be imported where there is no device. Imports nothing."""
     if _DRIVER in sys.modules:
