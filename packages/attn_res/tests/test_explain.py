@@ -125,3 +125,11 @@ def test_a_call_of_any_size_needs_no_memory():
 def test_options_that_exclude_one_another_are_refused():
     with pytest.raises(ValueError, match="exclude one another"):
         explain(tokens=8, width=64, prefix=True, merge=True, chip="H200")
+
+
+def test_the_table_of_a_list_is_a_launch_with_its_place():
+    table, _ = npu_attn_res.explain(tokens=16, width=64, blocks=3, chip="Ascend910B4", listed=True).launches
+    file, line = table.decided_at.split(":")
+    assert (table.kernel, table.grid, file) == ("attn_res_table_kernel", 1, "npu_attn_res/sources.py")
+    source = Path(npu_attn_res.__file__).with_name("sources.py").read_text().splitlines()
+    assert "here()" in source[int(line) - 1]

@@ -10,11 +10,11 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil, prod
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from npu_tiling import Device
-from npu_tiling.budget import power_of_two
+from npu_tiling.budget import here, power_of_two
 from npu_tiling.calls import Empty
 from npu_tiling.doctor import version
 from npu_tiling.launch import Tiled
@@ -250,6 +250,9 @@ def _fill(p: Plan, table: Slot, entries: Sequence[int | Distance]) -> None:
 @dataclass(frozen=True, kw_only=True)
 class TableTiling(Tiled):
     """One program writes 16 entries of a table of distances."""
+
+    why: ClassVar[str] = "a table has few entries: one program writes 16 of them"
+    decided_at: ClassVar[str] = here()
 
     device: Device = field(repr=False)
 

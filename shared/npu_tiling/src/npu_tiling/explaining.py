@@ -431,7 +431,8 @@ def _reason(tiling: Any) -> tuple[str, str]:
     """Why, and file and line: of the tiling; where it says none, of its class, which computes the sizes."""
     kind = type(tiling)
     summary = (kind.__doc__ or "").partition("\n")[0].rstrip(".")
-    place = f"{kind.__module__.replace('.', '/')}.py:{kind.constants.fget.__code__.co_firstlineno}"
+    getter = kind.constants.fget
+    place = f"{getter.__module__.replace('.', '/')}.py:{getter.__code__.co_firstlineno}"
     return getattr(tiling, "why", "") or summary, getattr(tiling, "decided_at", "") or place
 
 
