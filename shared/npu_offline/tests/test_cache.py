@@ -99,6 +99,15 @@ def test_kernels_are_loaded_from_a_private_folder(empty_cache, monkeypatch):
     assert list((empty_cache / "loading").iterdir()) == []
 
 
+def test_one_linalg_ir_is_made_ready_to_run_once_for_all_chips(empty_cache, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(empty_cache / "triton"))
+    for soc in ("Ascend910B1", "Ascend910B2"):
+        with emulate(soc):
+            expf[(1,)](torch.zeros(32), torch.empty(32), BN=32)
+    assert len(list((empty_cache / "triton").rglob("*.npubin"))) == 2
+    assert len(list((empty_cache / "objects").iterdir())) == 1
+
+
 def test_clean_leaves_the_compilers(own, capsys):
     cache.write_atomically(own / "reports" / "one.json", b"x" * 1_500_000)
     cache.write_atomically(own / "toolchains" / "1.2.0" / "manifest.json", b"{}")

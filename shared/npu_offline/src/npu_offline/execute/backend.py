@@ -66,6 +66,11 @@ class _HostBackend(AscendBackend):
         stages["ttir"] = lambda module, metadata: make_ttir(module, metadata, options)
 
 
+def _emulated_object(linalg: str, toolchain: str) -> bytes:
+    """The Linalg IR as a shared object: the same for every chip, and wherever in its file the kernel stands."""
+    return kept_object(f"linalg {toolchain}\n{linalg}", lambda: shared_object(lower(linalg, toolchain)))
+
+
 @functools.lru_cache(maxsize=64)
 def _linalg_object(linalg: str) -> bytes:
     """The Linalg IR as a shared object, for comparison with final modules; empty where the emulator cannot run it.
@@ -92,7 +97,7 @@ class EmulatedBackend(_HostBackend):
         def binary(linalg: str, metadata: dict[str, Any]) -> bytes:
             metadata.update(name="kernel", shared=0)
             if not self.level:
-                return Binary(shared_object(lower(linalg, self.toolchain))).packed()
+                return Binary(_emulated_object(linalg, self.toolchain)).packed()
             return self._final(linalg, options)
 
         super().add_stages(stages, options)

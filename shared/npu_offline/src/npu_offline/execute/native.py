@@ -108,7 +108,7 @@ def shared_object(llvm_dialect: str) -> bytes:
         llvm.init_targets()
         module = llvm.to_module(ir.parse_mlir_module(str(folder / "kernel.mlir"), context), llvm.context())
         llvm.attach_datalayout(module, triple, host_cpu(), "")
-        llvm.optimize_module(module, llvm.OPTIMIZE_O3, host_cpu(), "", [], False)
+        llvm.optimize_module(module, llvm.OPTIMIZE_O1, host_cpu(), "", [], False)
         (folder / "kernel.o").write_bytes(llvm.translate_to_asm(str(module), triple, host_cpu(), "", [], False, True))
         run_c_compiler("-shared", "-o", folder / "kernel.so", folder / "kernel.o", "-lm")
         return (folder / "kernel.so").read_bytes()
