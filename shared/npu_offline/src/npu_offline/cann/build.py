@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..errors import CompilationError, ToolchainMissingError
@@ -21,7 +22,10 @@ from ..toolchain.processes import run
 _SOURCES = Path(__file__).with_name("csrc")
 _LAUNCH = Path(__file__).parents[1] / "execute" / "runtime" / "launch.h"
 _RUNTIME = ("memory", "streams", "devices", "kernels", "profiler")
-_PYTORCH = {"libopapi.so": "opapi", "libnpu_offline_aten.so": "aten"}  # libraries that include PyTorch's headers
+_PYTORCH = {  # libraries that include PyTorch's headers, and what they are linked to
+    "opapi": ("libopapi.so", ("-lruntime", "-ltorch_cpu", "-lc10")),
+    "aten": ("libnpu_offline_aten.so", ("-lruntime", "-ltorch_npu", "-ltorch_cpu", "-lc10")),
+}
 _ALIASES = ("libhccl", "libascendcl", "libacl_op_compiler", "libge_runner", "libgraph", "libacl_tdt_channel")
 _IGNORED = (  # functions without effect
     "aclmdlSetDump",
@@ -35,7 +39,11 @@ _IGNORED = (  # functions without effect
 _OF_CANN = re.compile(r"(acl|rt|Hccl|Msprof|tdt)[A-Z]|acl(rt|mdl|op|tdt)")
 _PROGRAMS = {
     "bisheng": '#!/bin/sh\n[ "$1" = -print-targets ] && { echo "  hiipu64 - stand-in"; exit 0; }\nexit 1\n',
-    "bishengir-compile": f"#!{sys.executable}\nfrom npu_offline.cann.compiler import main\n\nmain()\n",
+    # triton-ascend asks it for its help twice for each kernel.
+    "bishengir-compile": f"""#!/bin/sh
+[ "$1" = --help ] || [ "$1" = --version ] && exec "$NPU_OFFLINE_CANN_COMPILER" "$1"
+exec {sys.executable} -c 'from npu_offline.cann.compiler import main; main()' "$@"
+""",
 }
 _ENTRY_POINTS = "[torch.backends]\nnpu_offline_cann = npu_offline.cann.operators:install\n"
 
@@ -94,44 +102,30 @@ def _build(folder: Path) -> None:
     metadata = folder / "python/npu_offline_cann-0.dist-info"
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: npu-offline-cann\nVersion: 0\n")
     (metadata / "entry_points.txt").write_text(_ENTRY_POINTS)
+    headers = [f"-I{npu}/include", f"-I{torch}/include", f"-I{torch}/include/torch/csrc/api/include"]
     include = [f"-I{acl}", f"-I{folder}/include/experiment", f"-I{_SOURCES}", f"-I{_LAUNCH.parent}"]
-    flags = ["-O1", "-fPIC", "-w", *include]
-    objects = [folder / f"{name}.o" for name in _RUNTIME]
-    for name, target in zip(_RUNTIME, objects, strict=True):
-        _run("g++", "-std=c++20", *flags, "-c", _SOURCES / f"{name}.cpp", "-o", target)
+    compile_cpp = ["g++", "-std=c++20", "-O1", "-fPIC", "-w", *include]
+
+    def compiled(name: str) -> Path:
+        target = folder / f"{name}.o"
+        _run(*compile_cpp, *(headers if name in _PYTORCH else ()), "-c", _SOURCES / f"{name}.cpp", "-o", target)
+        return target
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        built = dict(zip((*_PYTORCH, *_RUNTIME), pool.map(compiled, (*_PYTORCH, *_RUNTIME)), strict=True))
+    objects = [built[name] for name in _RUNTIME]
     rest = folder / "rest.cpp"
     rest.write_text(_rest(_symbols(objects, "--defined-only"), [*npu.glob("lib/*.so"), *npu.glob("_C.*.so")]))
     link = ["-shared", "-Wl,-rpath,$ORIGIN"]
-    _run(
-        "g++",
-        "-std=c++20",
-        *flags,
-        *link,
-        "-Wl,-soname,libruntime.so",
-        *objects,
-        rest,
-        "-o",
-        libraries / "libruntime.so",
-        "-ldl",
-    )
+    runtime = "libruntime.so"
+    _run(*compile_cpp, *link, f"-Wl,-soname,{runtime}", *objects, rest, "-o", libraries / runtime, "-ldl")
     for name in _ALIASES:
         soname = f"-Wl,-soname,{name}.so"
         _run("g++", *link, soname, "-Wl,--no-as-needed", f"-L{libraries}", "-lruntime", "-o", libraries / f"{name}.so")
-    headers = [f"-I{npu}/include", f"-I{torch}/include", f"-I{torch}/include/torch/csrc/api/include"]
     places = [f"-L{libraries}", f"-L{torch}/lib", f"-L{npu}/lib", f"-Wl,-rpath,{torch}/lib:{npu}/lib"]
-    linked = {"opapi": ["-lruntime", "-ltorch_cpu", "-lc10"], "aten": ["-lruntime", "-ltorch_npu", "-ltorch_cpu", "-lc10"]}
-    for library, source in _PYTORCH.items():
-        command: list[str | Path] = [
-            "g++",
-            "-std=c++20",
-            *flags,
-            *headers,
-            *link,
-            f"-Wl,-soname,{library}",
-            _SOURCES / f"{source}.cpp",
-        ]
-        _run(*command, "-o", libraries / library, *places, *linked[source])
-    for path in (*objects, rest):
+    for name, (library, linked) in _PYTORCH.items():
+        _run("g++", *link, f"-Wl,-soname,{library}", built[name], "-o", libraries / library, *places, *linked)
+    for path in (*built.values(), rest):
         path.unlink()
 
 

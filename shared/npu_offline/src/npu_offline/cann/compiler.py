@@ -1,4 +1,4 @@
-"""Called in place of bishengir-compile: runs the real one, then writes a "binary" for the stand-in runtime.
+"""Called in place of bishengir-compile with a kernel: runs the real one, then writes a "binary" for the stand-in runtime.
 
 The binary is a line with the kernel's name, its arguments and the memory that it needs beside them, then a shared object of
 this host. `libkernel.so` tells triton-ascend of that memory, as the one that hivmc writes.
@@ -23,7 +23,6 @@ from ..execute.linalg.lowering import lower
 from ..execute.native import shared_object, shared_object_of_c
 from ..module.mlir import name_of, symbol_of
 from ..toolchain.compilation import HIVMC
-from ..toolchain.compilers import compiler
 from ..toolchain.opt import parse_stage
 from ..toolchain.processes import run
 
@@ -36,12 +35,7 @@ _LOADS = {"memref.load", "tensor.extract"}
 def main() -> None:
     """The command line of bishengir-compile."""
     soc, toolchain = os.environ["NPU_OFFLINE_CANN_SOC"], os.environ["NPU_OFFLINE_CANN_TOOLCHAIN"]
-    program, arguments = compiler(soc, toolchain), sys.argv[1:]
-    if program is None:
-        sys.exit(f"toolchain {toolchain} cannot compile for {soc}")
-    real = str(program)
-    if any(word in ("--help", "--version") for word in arguments):
-        os.execv(real, [real, *arguments])
+    real, arguments = os.environ["NPU_OFFLINE_CANN_COMPILER"], sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder:
         for name in ("hivmc", "hivmc-a5"):
             (Path(folder) / name).write_text(HIVMC)

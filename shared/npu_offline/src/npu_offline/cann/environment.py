@@ -49,7 +49,8 @@ def environment(
     chip = npu_tiling.soc(soc)
     if kernels not in KERNELS:
         raise OfflineError(f"kernels is {kernels!r}, must be one of {', '.join(KERNELS)}")
-    if compiler(soc, toolchain) is None:
+    program = compiler(soc, toolchain)
+    if program is None:
         raise OfflineError(f"toolchain {toolchain} cannot compile for {soc}")
     for problem in torch_npu_problems():  # which would end the command with an uncaught error of C++
         raise ToolchainMissingError(str(problem))
@@ -61,6 +62,7 @@ def environment(
         "PATH": _before("PATH", str(folder / "bin")),
         "PYTHONPATH": _before("PYTHONPATH", str(folder / "python")),
         "TRITON_CACHE_DIR": str(cache_dir() / "cann" / f"triton-{_made_by()}-{soc}-{toolchain}-{kernels}"),
+        "NPU_OFFLINE_CANN_COMPILER": str(program),
         "NPU_OFFLINE_CANN_CUBE_CORES": str(chip.cube_cores),
         "NPU_OFFLINE_CANN_DEVICES": str(devices),
         "NPU_OFFLINE_CANN_KERNELS": kernels,
