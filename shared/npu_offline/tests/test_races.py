@@ -76,9 +76,10 @@ def test_a_program_that_reads_what_another_writes_is_found(order, offset):
 
 def test_the_message_names_kernel_programs_argument_and_byte():
     x = torch.ones(64)
+    line = shift.fn.__code__.co_firstlineno + 3
     message = (
         r"kernel shift, program \(1, 0, 0\): read of 4 bytes at byte 64 of argument x_ptr \(in one storage with y_ptr\) "
-        r"\(test_races.py, line 16\), which program \(0, 0, 0\) wrote"
+        rf"\(test_races.py, line {line}\), which program \(0, 0, 0\) wrote"
     )
     with emulate(races=True, threads=1), pytest.raises(RaceError, match=message):
         shift[(3,)](x, x, 48, OFFSET=3, BN=16)
