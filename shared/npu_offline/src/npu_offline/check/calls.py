@@ -91,7 +91,9 @@ def _named(kernels: Iterable[str]) -> str:
     return f", KERNEL one of {', '.join(kernels) or '(none)'}"
 
 
-def launches_of(calls: Iterable[Call], soc: str, refused: dict[str, str] | None = None) -> list[LaunchRecord]:
+def launches_of(
+    calls: Iterable[tuple[str, Callable[[], object]]], soc: str, refused: dict[str, str] | None = None
+) -> list[LaunchRecord]:
     """The launches of all calls, tiled for a chip.
 
     Args:

@@ -32,6 +32,8 @@ _NO_INDEX = {  # what integers that are allocated empty hold
 
 LINALG = ""
 """Stands for the Linalg IR where a compiler's version would stand."""
+MEANING, MOVED, RACING = "only", "other", "races"
+"""Stand for what the TTIR means to Triton, for that with other roundings, and for that with an error at races."""
 SEED = 0
 """The seed of the random numbers."""
 

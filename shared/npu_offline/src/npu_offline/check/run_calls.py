@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from ..errors import EndlessLoopError, OfflineError, ours
 from ..execute.emulation import emulate
 from ..launches import Launch
-from .execution import SEED, random_values
+from .execution import LINALG, MEANING, MOVED, RACING, SEED, random_values
 from .kernel_file import KernelCall
 from .stopped import is_refusal, said_of
 from .values import is_float, names_contents
@@ -41,7 +41,15 @@ class Difference:
 
 
 class Differences(list[Difference]):
-    """All results of a call that were compared."""
+    """All results of a call that were compared.
+
+    Attributes:
+        results: the tensors among the arguments after the launch, by name.
+    """
+
+    def __init__(self, found: Iterable[Difference] = (), results: Mapping[str, Tensor] | None = None) -> None:
+        super().__init__(found)
+        self.results = results or {}
 
 
 @dataclass(frozen=True)
@@ -50,13 +58,15 @@ class Outcome:
 
     Attributes:
         label: of the call.
-        level: the toolchain whose final modules ran, `LINALG` for Linalg IR.
+        level: the toolchain whose final modules ran, `LINALG` for Linalg IR, `MEANING` for what the TTIR means.
         launches: what ran, with traffic.
         differences: results that were compared.
         problem: why it stopped.
         refused: whether nothing is said about its results: Triton refuses the kernel, or the emulation cannot run it.
         endless: whether a program of it did not end.
         numbers: what it ran with, other than what its arguments say and normally distributed numbers.
+        error: what stopped it.
+        results: for each kind of numbers the tensors after the launch, by name; empty where a file launches its kernels.
     """
 
     label: str
@@ -67,6 +77,8 @@ class Outcome:
     refused: bool = False
     endless: bool = False
     numbers: str = ""
+    error: BaseException | None = None
+    results: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -75,12 +87,12 @@ class Outcome:
 
 
 def run_levels(label: str, calls: Mapping[str, Callable[[], object]], soc: str, levels: Sequence[str]) -> Iterator[Outcome]:
-    """Run a call at each level, as `run_whole` does; one that does not end at the first, Linalg IR, at no other.
+    """Run a call at each level, as `run_whole` does; one that does not end from Linalg IR at no level behind it.
 
     Args:
         label: of the call.
         calls: by the numbers that it is run with, the call; the later ones run where those before found nothing wrong.
-        soc, levels: the chip; toolchains and `LINALG`.
+        soc, levels: the chip; toolchains, `LINALG` and `MEANING`.
     """
     endless = False
     for level in levels:
@@ -90,13 +102,16 @@ def run_levels(label: str, calls: Mapping[str, Callable[[], object]], soc: str, 
         outcome, *more = _until_wrong(label, calls, soc, level)
         for other in more:
             outcome = _worse(outcome, other)
-        endless = outcome.endless
+        endless = outcome.endless and level == LINALG
         yield outcome
 
 
 def _until_wrong(label: str, calls: Mapping[str, Callable[[], object]], soc: str, level: str) -> Iterator[Outcome]:
     for numbers, call in calls.items():
-        outcome = dataclasses.replace(run_whole(label, call, soc, level), numbers=numbers)
+        outcome = run_whole(label, call, soc, level)
+        outcome = dataclasses.replace(
+            outcome, numbers=numbers, results={numbers: outcome.results[""]} if outcome.results else {}
+        )
         yield outcome
         if not outcome.ok or outcome.refused:
             return
@@ -104,10 +119,11 @@ def _until_wrong(label: str, calls: Mapping[str, Callable[[], object]], soc: str
 
 def _worse(first: Outcome, other: Outcome) -> Outcome:
     """One outcome of a call that ran with two kinds of numbers: what is wrong with the second, else the larger errors."""
+    results = {**first.results, **other.results}
     if not other.ok or other.refused:
-        return dataclasses.replace(other, launches=first.launches)
+        return dataclasses.replace(other, launches=first.launches, results=results)
     largest = [max(pair, key=_error) for pair in zip(first.differences, other.differences, strict=True)]
-    return dataclasses.replace(first, differences=largest)
+    return dataclasses.replace(first, differences=largest, results=results)
 
 
 def _error(difference: Difference) -> float:
@@ -120,18 +136,28 @@ def run_whole(label: str, call: Callable[[], object], soc: str, level: str) -> O
     Args:
         label, call: what to run; what it returns is looked at if it is `Differences`.
         soc: the chip.
-        level: a toolchain, whose final modules run, or `LINALG`: then races of programs are errors, and bytes are counted.
+        level: a toolchain, whose final modules run; `LINALG`: then races of programs are errors, and bytes are counted;
+            `MEANING`, `MOVED` or `RACING`: then no compiler takes part, and a launch that takes too long is refused.
     """
-    final: dict[str, Any] = {"toolchain": level, "final": True} if level else {"races": True, "ledgers": True}
-    with emulate(soc, **final) as emulation:
+    of_ttir = level in (MEANING, MOVED, RACING)
+    chosen: dict[str, Any] = {"meaning": level} if of_ttir else {"toolchain": level, "final": True}
+    if level == LINALG:
+        chosen = {"races": True, "ledgers": True}
+    with emulate(soc, **chosen) as emulation:
         try:
             with torch.random.fork_rng(devices=[]), random_values():
                 torch.manual_seed(SEED)
                 compared = call()
         except Exception as error:
-            refused, endless = is_refusal(error), isinstance(ours(error), EndlessLoopError)
-            return Outcome(label, level, emulation.launches, problem=said_of(error), refused=refused, endless=endless)
-    return Outcome(label, level, emulation.launches, compared if isinstance(compared, Differences) else ())
+            endless = isinstance(ours(error), EndlessLoopError)
+            refused = is_refusal(error) or (of_ttir and endless)
+            said = said_of(error)
+            return Outcome(
+                label, level, emulation.launches, problem=said, refused=refused, endless=endless, error=ours(error)
+            )
+    if not isinstance(compared, Differences):
+        return Outcome(label, level, emulation.launches)
+    return Outcome(label, level, emulation.launches, compared, results={"": compared.results})
 
 
 def run_with_accesses(call: Callable[[], object], soc: str, toolchain: str) -> list[Launch]:
@@ -197,7 +223,8 @@ def _comparison(
             if made[name].is_floating_point():
                 made[name].fill_(torch.nan)
         call.launch_on(made)
-        return Differences(_difference(name, made[name], value, rtol, atol) for name, value in wanted.items())
+        results = {name: value for name, value in made.items() if isinstance(value, Tensor)}
+        return Differences((_difference(name, made[name], value, rtol, atol) for name, value in wanted.items()), results)
 
     return run
 

@@ -95,7 +95,7 @@ def npu_on_cpu(soc: str, *, toolchain: str | None = None) -> Iterator[Emulation]
     """
     from ..execute.backend import seen_as
 
-    options: dict[str, Any] = {"toolchain": toolchain, "checks": True} if toolchain else {"races": True}
+    options: dict[str, Any] = {"toolchain": toolchain, "checks": True} if toolchain else {"races": True, "meaning": "beside"}
     with (
         _modules(soc),
         seen_as("npu"),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from .output import new_console, new_folder, writing_to
 from .script import run_script
 
 if TYPE_CHECKING:
+    from ..check.culprit import Verdict
     from ..check.run_calls import Outcome
     from . import Subparsers
 
@@ -55,7 +57,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.target is None:
         raise OfflineError("TARGET is missing: FILE::KERNEL, a FILE with calls(), a folder, or -- python FILE ...")
     from ..check import kernel_file, run_calls
-    from ..check.execution import LINALG
+    from ..check.execution import LINALG, MEANING
 
     console = new_console()
     if "::" in str(options.target):
@@ -74,10 +76,13 @@ def _run(options: argparse.Namespace) -> int:
     good, unrun = True, [f"final modules, {version}" for version in sorted(asked - {LINALG, *versions})]
     for label, functions in runs:
         console.print(label, markup=False, highlight=False)
-        outcomes = list(run_calls.run_levels(label, functions, options.soc, (LINALG, *versions)))
+        outcomes = list(run_calls.run_levels(label, functions, options.soc, (MEANING, LINALG, *versions)))
         console.print(_levels(outcomes))
-        if outcomes[0].launches:
-            console.print(_bytes(outcomes[0].launches))
+        if outcomes[1].launches:
+            console.print(_bytes(outcomes[1].launches))
+        for verdict in _verdicts(label, functions, outcomes, options):
+            console.print(str(verdict), markup=False)
+            good = good and not verdict.culprit
         good = good and all(outcome.ok for outcome in outcomes)
         unrun += [f"{label}, {_level(outcome)}" for outcome in outcomes if outcome.refused and outcome.level in asked]
     if options.picture:
@@ -90,6 +95,28 @@ def _run(options: argparse.Namespace) -> int:
     for each in unrun:
         console.print(f"not run: {each}", markup=False)
     return 1 if not good else 2 if unrun else 0
+
+
+def _verdicts(
+    label: str, functions: Mapping[str, Callable[[], object]], outcomes: Sequence[Outcome], options: argparse.Namespace
+) -> Iterator[Verdict]:
+    """Whose fault it is."""
+    from ..check import run_calls
+    from ..check.calls import launches_of
+    from ..check.culprit import signs_in, verdicts_of
+
+    records = functools.cache(lambda: launches_of([(label, next(iter(functions.values())))], options.soc))
+
+    def signs(version: str) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for record in records():
+            found |= signs_in(record, options.soc, version)
+        return found
+
+    def again(numbers: str, level: str) -> Outcome:
+        return run_calls.run_whole(label, functions[numbers], options.soc, level)
+
+    yield from verdicts_of(outcomes, functools.cache(signs), again, expected=bool(options.expect))
 
 
 def _draw(
@@ -115,7 +142,9 @@ def _draw(
 
 
 def _level(outcome: Outcome) -> str:
-    return f"final module, {outcome.level}" if outcome.level else "Linalg IR"
+    from ..check.execution import LINALG, MEANING
+
+    return {MEANING: "TTIR, as Triton means it", LINALG: "Linalg IR"}.get(outcome.level, f"final module, {outcome.level}")
 
 
 def _levels(found: Sequence[Outcome]) -> Table:

@@ -27,13 +27,14 @@ from ..toolchain.frontend import changed_options, options_from, to_linalg
 from .idle import first_configuration
 from .linalg.lowering import ENTRY, lower
 from .loading import Binary, load
+from .meaning.launch import texts
 from .native import kept_object, native_key, shared_object
 
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
 
 EMULATED, RECORDED = "npu-offline-emulated", "npu-offline-recorded"  # first parts of the names of architectures
-FINAL, CHECKED = "final", "checked"  # levels of emulation; the level of Linalg IR is the empty string
+FINAL, CHECKED, MEANING = "final", "checked", "meaning"  # levels of emulation; the level of Linalg IR is the empty string
 _FIRST_DEVICE = 1 << 16  # far above any real device's index, as the JIT's in-memory cache is shared
 
 
@@ -94,6 +95,10 @@ class EmulatedBackend(_HostBackend):
     kind = EMULATED
 
     def add_stages(self, stages: dict[str, Callable[..., Any]], options: NPUOptions) -> None:
+        def meaning(module: Any, metadata: dict[str, Any]) -> bytes:
+            metadata.update(name="kernel", shared=0)
+            return str(module).encode()
+
         def binary(linalg: str, metadata: dict[str, Any]) -> bytes:
             metadata.update(name="kernel", shared=0)
             if not self.level:
@@ -101,6 +106,9 @@ class EmulatedBackend(_HostBackend):
             return self._final(linalg, options)
 
         super().add_stages(stages, options)
+        if self.level == MEANING:
+            stages["npubin"] = meaning
+            return
         stages["ttadapter"] = lambda module, metadata: to_linalg(module, options)
         stages["npubin"] = binary
 
@@ -214,6 +222,9 @@ class HostDriver(DriverBase):
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[Any, int | None, int, int]:
         if not binary:
             return None, None, 0, 0
+        if f"/{MEANING}/" in str(self.target.arch):
+            texts.append(binary.decode())
+            return None, len(texts) - 1, 0, 0
         libraries = load(Binary.unpacked(binary), ENTRY)
         return libraries, libraries.address, 0, 0
 

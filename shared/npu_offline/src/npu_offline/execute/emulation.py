@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import npu_tiling
 
@@ -42,6 +42,7 @@ def emulate(
     keep_going: bool = False,
     accesses: bool = False,
     compilation: int = 0,
+    meaning: Literal["", "only", "other", "races", "beside"] = "",
     mutate: Callable[[ModuleOp], object] | None = None,
 ) -> Iterator[Emulation]:
     """Run Triton kernels that are launched on CPU tensors as the Ascend compiler sees them, until the block ends.
@@ -77,6 +78,10 @@ def emulate(
             `Launch.accesses`.
         compilation: another number compiles kernels again: some compilers make several modules of one input, with the same
             operations at other addresses.
+        meaning: "only": execute the kernel's TTIR, as Triton itself defines it, in place of the Linalg IR; no compiler for
+            a chip takes part. "races": the same, but an error where programs race. "other": the same in fp64, with other
+            numbers where Triton leaves a number undefined. "beside": execute it after each launch from Linalg IR, on the
+            same inputs; a difference is a finding in `Launch.notes`, an error without `keep_going`.
         mutate: changes each parsed final module before it runs, to test that the checks find the defect. Nothing is taken
             from the cache of shared objects.
 
@@ -94,6 +99,8 @@ def emulate(
     """
     if threads is not None and threads < 1:
         raise OfflineError(f"threads is {threads}, must be at least 1")
+    if meaning and (final or checks):
+        raise OfflineError(f"meaning is {meaning!r} with a final module: it stands in place of the Linalg IR, or beside it")
     if accesses and not checks:
         raise OfflineError("accesses is True without checks: only checks look at them")
     if distinct and not checks:
@@ -101,7 +108,8 @@ def emulate(
     device = npu_tiling.soc(soc)
     tool(toolchain, "bishengir-opt")
     require_triton_ascend()
-    from .backend import CHECKED, FINAL, HostDriver, emulated_target
+    from .backend import CHECKED, FINAL, MEANING, HostDriver, emulated_target
+    from .meaning.launch import MeaningLauncher
     from .native import runtime
 
     runtime()
@@ -117,9 +125,13 @@ def emulate(
         distinct=distinct,
         keep_going=keep_going,
         accesses=accesses,
+        meaning=meaning,
     )
-    target = emulated_target(soc, toolchain, CHECKED if checks else FINAL if final else "", mutate, compilation)
-    driver = HostDriver(target, device, Launcher)
+    alone = meaning in ("only", "other", "races")
+    target = emulated_target(
+        soc, toolchain, MEANING if alone else CHECKED if checks else FINAL if final else "", mutate, compilation
+    )
+    driver = HostDriver(target, device, MeaningLauncher if alone else Launcher)
     with _of_one_thread(), active_driver(driver), npu_tiling.use_device(device, emulated=True):
         running.append(emulation)
         try:

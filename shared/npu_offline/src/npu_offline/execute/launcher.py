@@ -15,6 +15,7 @@ from . import settings
 from .faults import Fault, fault_of
 from .final.checked import PLAIN, SURVEYED, check
 from .final.findings import FINDING_BYTES, raise_findings, read_findings
+from .meaning.launch import copies_of, unlike_meaning
 from .races import shared_writes
 from .settings import ACCESS_FIELDS, running
 from .source_lines import LOAD, STORE, UPDATE, KernelSource
@@ -113,6 +114,13 @@ class Launcher:
             lines = next(filter(None, (source.lines(name, kind) for kind in kinds)), "")
         named = _NUMBERED.sub(lambda each: names.get(int(each[1]), each[0]), text)
         return f"{named} ({lines})" if lines else named
+
+    def _unlike_meaning(
+        self, grid: tuple[int, int, int], values: Sequence[Any], before: Mapping[Any, Any], failed: str = ""
+    ) -> list[Finding]:
+        return unlike_meaning(
+            record_of(self._source, self._options, grid, {}), self._arguments.types, values, before, failed
+        )
 
     def __call__(
         self,
@@ -215,6 +223,7 @@ class Launcher:
         if enter is not None:
             enter(launch_metadata)
         notes: list[Finding] = []
+        before = copies_of(self._arguments.types, kept) if emulation.meaning else {}
         try:
             if emulation.checks:
                 name, types = self._arguments.name, self._arguments.types
@@ -224,6 +233,10 @@ class Launcher:
                 )
             else:
                 run(function)
+                if emulation.meaning:
+                    notes = self._unlike_meaning(grid, kept, before)
+                    if notes and not emulation.keep_going:
+                        raise FindingsError(self._arguments.name, notes)
         except FindingsError as error:
             if not emulation.keep_going:
                 raise
@@ -232,6 +245,8 @@ class Launcher:
             if not emulation.keep_going:
                 raise
             notes = [Finding(_KINDS[type(error)], None, str(error))]
+            if emulation.meaning and isinstance(error, OutOfBoundsError):
+                notes += self._unlike_meaning(grid, kept, before, str(error))
         finally:
             if leave is not None:
                 leave(launch_metadata)

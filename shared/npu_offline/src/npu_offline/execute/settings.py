@@ -98,8 +98,10 @@ class RunningEmulation(Emulation):
         distinct: bool = False,
         keep_going: bool = False,
         accesses: bool = False,
+        meaning: str = "",
     ) -> None:
         super().__init__(soc, toolchain)
+        self.meaning = meaning
         self.accesses = accesses
         self.checks, self.distinct, self.keep_going = checks, distinct, keep_going
         self.ledgers = ledgers

@@ -1,0 +1,177 @@
+"""Whose fault it is that a kernel's results are wrong: the kernel's, triton-ascend's, or that of one compiler.
+
+A kernel runs as Triton itself defines its TTIR, from its Linalg IR, and from final modules. The first level that is wrong
+names the culprit. What the TTIR means is the kernel; the Linalg IR is what triton-ascend's front end makes of it; a final
+module is what a compiler makes of the Linalg IR.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..errors import RaceError
+from ..execute.meaning.compare import unlike
+from ..launches import LaunchRecord
+from ..lint.catalogue import RULES
+from ..lint.engine import lint_kernel
+from ..toolchain.compilation import front_end_of
+from ..toolchain.compilers import VERSIONS
+from .execution import LINALG, MEANING, MOVED, RACING
+from .run_calls import Outcome
+
+CANN = {"1.0.0": "CANN 8.5", "1.1.0": "CANN 9.0", "1.2.0": "about CANN 9.1"}
+"""The CANN that has each version of the compiler."""
+Moved = Callable[[str], Mapping[str, Tensor]]
+Signs = Callable[[str], Mapping[int, str]]
+KERNEL, FRONT_END = "your kernel", "triton-ascend's front end"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one run of a kernel says.
+
+    Attributes:
+        culprit: `KERNEL`, `FRONT_END`, "the compiler of CANN 8.5 (1.0.0)", or nothing if nothing is wrong.
+        text: what is wrong, the number of the fault where its sign is in the kernel, and the way round.
+    """
+
+    culprit: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.culprit} is wrong: {self.text}" if self.culprit else self.text
+
+
+_OF_FRONT_END = {10, 11, 13, 16, 18, 20, 27, 30}  # faults; the others are of compilers
+_MOST = 2  # faults that are named
+_SIGNS = {  # in a TTIR, of faults that no rule of lint looks for, with the way round
+    13: ("tt.mulhiui", "product halves of 16 bits"),
+    16: ("tt.atomic_cas", "compare what it returns with the new value"),
+    18: ("boundaryCheck = array<i32: [0-9]>", "check every axis: boundary_check=(0, 1)"),
+    8: ("arith.fptosi .* to .*i8", "cast to int32 between"),
+    14: ("tt.atomic_rmw fadd", "store what is summed, and sum it later"),
+    17: ("tt.dot", "rows that divide the tile"),
+    9: ("scf.while", "a for loop"),
+    2: ("arith.truncf", "round the bits with integer arithmetic"),
+}
+
+
+def signs_in(record: LaunchRecord, soc: str, toolchain: str) -> dict[int, str]:
+    """Numbers of the faults whose sign a kernel has, and for each the line and the way round.
+
+    Args:
+        record: a launch of it.
+        soc, toolchain: what it is compiled for, and by what.
+    """
+    found: dict[int, str] = {}
+    for finding in lint_kernel(record, soc=soc, toolchain=toolchain):
+        about = RULES[finding.rule].reason
+        number = re.search(r"compiler fault (\d+)", about)
+        if number:
+            found.setdefault(int(number[1]), f"{finding.message}. {about}")
+    _, ttir, _ = front_end_of(record)
+    for fault, (sign, instead) in _SIGNS.items():
+        if re.search(sign, ttir):
+            found.setdefault(fault, f"write {instead}")
+    return found
+
+
+def verdicts_of(
+    outcomes: Sequence[Outcome], signs: Signs, again: Callable[[str, str], Outcome], *, expected: bool
+) -> Iterator[Verdict]:
+    """Who is wrong; one verdict without a culprit if nobody is.
+
+    Levels are compared element by element, as `unlike` does: rounding, and the order of sums and products, are no faults.
+
+    Args:
+        outcomes: of one call at each level.
+        signs: as `signs_in` finds them with a version of the compiler.
+        again: runs the call again, given the kind of numbers and a level.
+        expected: whether results were compared with an expectation.
+    """
+    by_level = {outcome.level: outcome for outcome in outcomes}
+    meaning, linalg = by_level[MEANING], by_level[LINALG]
+    moved = functools.cache(lambda numbers: again(numbers, MOVED).results.get("", {}))
+    found = list(_of_ir(meaning, linalg, signs, again, moved))
+    by_text: dict[str, list[str]] = {}
+    for version, final in by_level.items():
+        if version in CANN and not final.refused and not linalg.problem:
+            text = final.problem or _unlike(final, linalg, moved, "Linalg IR")
+            if text:
+                by_text.setdefault(text + _hint(signs(version), front_end=False), []).append(version)
+    for text, versions in by_text.items():
+        names = ", ".join(f"{CANN[version]} ({version})" for version in versions)
+        found.append(Verdict(f"the compiler of {names}", text))
+    if found:
+        yield from found
+        return
+    without = f"; no third opinion: {meaning.problem.splitlines()[0]}" if meaning.refused else ""
+    wrong = [outcome for outcome in outcomes if not outcome.ok]
+    ran = [outcome for outcome in outcomes if not outcome.refused and outcome.level != MEANING]
+    if wrong:
+        text = f"rounding: {_said(wrong[0])}; levels differ by no more than rounding moves this kernel"
+    elif not ran:
+        text = "no verdict: nothing that a chip would run could run here"
+    elif expected:
+        text = "right: every level that ran is as expected"
+    else:
+        text = "every level that ran computes the same; whether that is right nobody said (--expect)"
+    yield Verdict("", text + without)
+
+
+def _of_ir(
+    meaning: Outcome, linalg: Outcome, signs: Signs, again: Callable[[str, str], Outcome], moved: Moved
+) -> Iterator[Verdict]:
+    """What TTIR and Linalg IR say of the kernel and of the front end."""
+    if meaning.refused:
+        if not linalg.ok:
+            yield Verdict(f"{KERNEL}, or {FRONT_END},", _said(linalg))
+        return
+    if not meaning.ok:
+        yield Verdict(KERNEL, f"{_said(meaning)}; its TTIR says so, as Triton itself defines it")
+    if linalg.refused or meaning.problem:
+        return
+    if isinstance(linalg.error, RaceError) and isinstance(again(linalg.numbers, RACING).error, RaceError):
+        yield Verdict(KERNEL, f"{linalg.problem}; its TTIR says so, as Triton itself defines it")
+    elif linalg.problem:
+        yield Verdict(FRONT_END, f"{linalg.problem}; its TTIR does not{_hint(signs(VERSIONS[-1]), front_end=True)}")
+    elif text := _unlike(linalg, meaning, moved, "TTIR"):
+        yield Verdict(FRONT_END, f"{text}{_hint(signs(VERSIONS[-1]), front_end=True)}")
+
+
+def _said(outcome: Outcome) -> str:
+    """What is wrong with an outcome."""
+    numbers = outcome.numbers and f"{outcome.numbers}: "
+    if outcome.problem:
+        return numbers + outcome.problem
+    wrong = (
+        f"{each.wrong} of {each.of} elements of {each.name} are wrong: {each.first}"
+        for each in outcome.differences
+        if each.wrong
+    )
+    return numbers + "; ".join(wrong)
+
+
+def _unlike(outcome: Outcome, before: Outcome, moved: Moved, source: str) -> str:
+    """How the results of a level differ from those of the level before, which was made of what `source` names."""
+    for numbers, results in outcome.results.items():
+        for name, meant in before.results.get(numbers, {}).items():
+            said = unlike(name, results[name], meant, functools.partial(_moved, moved, numbers, name, meant))
+            if said:
+                return f"{numbers and f'{numbers}: '}{said} as its {source} says"
+    return ""
+
+
+def _moved(moved: Moved, numbers: str, name: str, meant: Tensor) -> Tensor:
+    return moved(numbers).get(name, meant)
+
+
+def _hint(signs: Mapping[int, str], *, front_end: bool) -> str:
+    """The faults of a culprit whose signs a kernel has."""
+    found = [(number, text) for number, text in signs.items() if (number in _OF_FRONT_END) == front_end]
+    return "".join(f"\n  perhaps compiler fault {number}: {text}" for number, text in found[:_MOST])

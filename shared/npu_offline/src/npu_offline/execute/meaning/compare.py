@@ -1,0 +1,77 @@
+"""Whether two executions of a kernel agree, where each may round and add in an order of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_ULPS = 4  # of the result's dtype: functions and sums that round in other places
+_OF_OWN = 8  # times how far rounding moves the element itself
+_OF_TYPICAL = (
+    32  # times how far it moves half of all elements: sums in two orders are as far apart as their errors are large
+)
+_SHARE = 0.02  # of integers that are rounded from floats may be rounded apart
+
+
+def unlike(name: str, got: Tensor, meant: Tensor, moved: Callable[[], Tensor]) -> str:
+    """What rounding does not explain between a result and what it was meant to be; empty if it explains all.
+
+    Reassociated sums, products of matrices, and functions that are rounded otherwise are no differences. How much they may
+    move an element is measured: `moved` is the same launch in fp64, without rounding to the precisions that the kernel
+    names, programs in reverse order, and with other numbers where Triton leaves a number undefined. With
+    d = |meant - moved| an element may be off by
+
+        4 ulp + 8 d + 32 median(d) + 32 median(d / |meant|) |meant|,    medians over the elements with d > 0;
+
+    an integer by 8 d, and, where d is above 0 for any, 2 % of the integers by one. NaN is like NaN alone.
+
+    Args:
+        name: of the argument.
+        got: the result.
+        meant: of the same shape and dtype.
+        moved: computes the other; it is called where the two differ by more than 4 ulp.
+    """
+    import torch
+
+    same = (got == meant) | (
+        got.isnan() & meant.isnan() if got.is_floating_point() else torch.zeros_like(got, dtype=torch.bool)
+    )
+    if bool(same.all()):
+        return ""
+    x, y = got.double(), meant.double()
+    off = torch.where(same, 0.0, (x - y).abs())
+    if got.is_floating_point():
+        ulp = torch.finfo(got.dtype).eps * torch.maximum(y.abs(), torch.tensor(torch.finfo(got.dtype).tiny, dtype=y.dtype))
+        allowed = _ULPS * ulp
+        if bool((off <= allowed).all()):
+            return ""
+    else:
+        allowed = torch.zeros_like(off)
+    z = moved().double()
+    d = torch.where(y.isnan() & z.isnan() | (y == z), 0.0, (y - z).abs())
+    d = d.nan_to_num(nan=torch.inf, posinf=torch.inf)
+    moves = (d > 0) & d.isfinite()
+    allowed = allowed + _OF_OWN * d
+    if got.is_floating_point() and bool(moves.any()):
+        relative = (d / y.abs())[moves & (y != 0)]
+        allowed = allowed + _OF_TYPICAL * d[moves].median()
+        if relative.numel():
+            allowed = allowed + _OF_TYPICAL * relative.median() * y.abs()
+    wrong = ~(off <= allowed) & ~(same | (allowed == torch.inf))
+    if (
+        not got.is_floating_point()
+        and bool(moves.any())
+        and bool((off[wrong] <= 1).all())
+        and wrong.sum() <= _SHARE * wrong.numel()
+    ):
+        return ""
+    if not bool(wrong.any()):
+        return ""
+    at = tuple(wrong.nonzero()[0].tolist())
+    form = ".8g" if got.is_floating_point() else "d"
+    place = f"{name}[{', '.join(map(str, at))}]" if at else name
+    now, then = (format(each[at].item(), form) if each.dtype != torch.bool else str(bool(each[at])) for each in (got, meant))
+    return f"{int(wrong.sum())} of {wrong.numel()} elements of {name} differ: {place} is {now}, not {then}"

@@ -1,0 +1,146 @@
+"""Kernels that are right and come out wrong, kernels that are wrong, and kernels that are right."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def not_true(x, y, N: tl.constexpr):
+    """y is x < 0."""
+    o = tl.arange(0, N)
+    tl.store(y + o, ((tl.load(x + o) >= 0) != True).to(tl.int32))  # noqa: E712
+
+
+@triton.jit
+def is_true(x, y, N: tl.constexpr):
+    """y is x >= 0."""
+    o = tl.arange(0, N)
+    tl.store(y + o, ((tl.load(x + o) >= 0) == True).to(tl.int32))  # noqa: E712
+
+
+@triton.jit
+def not_it(x, y, N: tl.constexpr):
+    """y is x < 0."""
+    o = tl.arange(0, N)
+    tl.store(y + o, (~(tl.load(x + o) >= 0)).to(tl.int32))
+
+
+@triton.jit
+def shifted(x, y, N: tl.constexpr):
+    """y is the upper 31 bits of x, whose sign bit may be set."""
+    o = tl.arange(0, N)
+    tl.store(y + o, (tl.load(x + o).to(tl.uint32, bitcast=True) >> 1).to(tl.int32, bitcast=True))
+
+
+@triton.jit
+def quotient(x, y, n, N: tl.constexpr):
+    """y is x // n."""
+    o = tl.arange(0, N)
+    tl.store(y + o, tl.load(x + o) // n)
+
+
+@triton.jit
+def gathered(x, ids, y, stride, C: tl.constexpr, N: tl.constexpr, D: tl.constexpr):
+    """y is columns C to C + D of rows of x."""
+    rows = tl.load(ids + tl.arange(0, N))
+    d = tl.arange(C, C + D)
+    tile = tl.load(x + rows[None, :] * stride + d[:, None])
+    tl.store(y + tl.arange(0, N)[None, :] * D + tl.arange(0, D)[:, None], tile)
+
+
+@triton.jit
+def gathered_straight(x, ids, y, stride, C: tl.constexpr, N: tl.constexpr, D: tl.constexpr):
+    """y is columns C to C + D of rows of x."""
+    rows = tl.load(ids + tl.arange(0, N))
+    d = C + tl.arange(0, D)
+    tile = tl.load(x + rows[None, :] * stride + d[:, None])
+    tl.store(y + tl.arange(0, N)[None, :] * D + tl.arange(0, D)[:, None], tile)
+
+
+@triton.jit
+def every_third(x, y, n, N: tl.constexpr):
+    """Every third element of y is one of x; its mask is one that triton-ascend drops."""
+    o = tl.program_id(0) * N + tl.arange(0, N)
+    tl.store(y + o * 3, tl.load(x + o, mask=o < n), mask=o * 3 + 1 < 3 * n)
+
+
+@triton.jit
+def exchanged(x, y):
+    """x becomes 1, y what it was."""
+    tl.store(y, tl.atomic_xchg(x, 1))
+
+
+@triton.jit
+def high_half(x, y, N: tl.constexpr):
+    """y is the high half of the square of x, which has no sign."""
+    o = tl.arange(0, N)
+    b_x = tl.load(x + o).to(tl.uint32, bitcast=True)
+    tl.store(y + o, tl.umulhi(b_x, b_x).to(tl.int32, bitcast=True))
+
+
+@triton.jit
+def softmax(x, y, columns, BLOCK: tl.constexpr, OTHER: tl.constexpr):
+    """y is softmax(x) if OTHER is -inf; with 0 it is wrong where all of a row is negative."""
+    row = tl.program_id(0)
+    o = tl.arange(0, BLOCK)
+    b_x = tl.load(x + row * columns + o, mask=o < columns, other=OTHER)
+    e = tl.exp(b_x - tl.max(b_x, 0))
+    tl.store(y + row * columns + o, e / tl.sum(e, 0), mask=o < columns)
+
+
+@triton.jit
+def unmasked(x, y, n, N: tl.constexpr):
+    """y is 2 x, with bytes behind x."""
+    o = tl.program_id(0) * N + tl.arange(0, N)
+    tl.store(y + o, tl.load(x + o) * 2, mask=o < n)
+
+
+@triton.jit
+def product(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """c is a @ b."""
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    total = tl.zeros((BM, BN), tl.float32)
+    p_a = tl.make_block_ptr(a, (M, K), (K, 1), (tl.program_id(0) * BM, 0), (BM, BK), (1, 0))
+    for k in range(0, K, BK):
+        o_k = k + tl.arange(0, BK)
+        b_a = tl.load(p_a, boundary_check=(0, 1), padding_option="zero")
+        b_b = tl.load(b + o_k[:, None] * N + n[None, :], mask=(o_k < K)[:, None] & (n < N)[None, :], other=0)
+        total += tl.dot(b_a, b_b)
+        p_a = tl.advance(p_a, (0, BK))
+    tl.store(c + m[:, None] * N + n[None, :], total.to(c.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
+
+
+@triton.jit
+def narrow_sum(x, y, columns, BLOCK: tl.constexpr):
+    """y is the sum of each row of x, added in fp16 in whatever order."""
+    row = tl.program_id(0)
+    o = tl.arange(0, BLOCK)
+    tl.store(y + row, tl.sum(tl.load(x + row * columns + o, mask=o < columns, other=0), 0))
+
+
+@triton.jit
+def online(x, y, n_tiles, BLOCK: tl.constexpr):
+    """y is logsumexp of each row of x; a loop carries two numbers."""
+    row = tl.program_id(0)
+    largest, total = -float("inf"), 0.0
+    for i in range(n_tiles):
+        b_x = tl.load(x + (row * n_tiles + i) * BLOCK + tl.arange(0, BLOCK))
+        higher = tl.maximum(largest, tl.max(b_x, 0))
+        total = total * tl.exp(largest - higher) + tl.sum(tl.exp(b_x - higher), 0)
+        largest = higher
+    tl.store(y + row, largest + tl.log(total))
+
+
+@triton.jit
+def doubled(x, y, n, N: tl.constexpr):
+    """y is 2 x."""
+    o = tl.program_id(0) * N + tl.arange(0, N)
+    tl.store(y + o, tl.load(x + o, mask=o < n) * 2, mask=o < n)
+
+
+@triton.jit
+def accumulated(x, y, N: tl.constexpr):
+    """y is the sum of x; its programs race."""
+    o = tl.program_id(0) * N + tl.arange(0, N)
+    tl.store(y, tl.load(y) + tl.sum(tl.load(x + o)))

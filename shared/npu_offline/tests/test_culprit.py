@@ -1,0 +1,205 @@
+"""`run` names who is wrong, the kernel, the front end or a compiler; TTIR is executed as Triton defines it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from npu_offline import emulate
+from npu_offline.cli import main
+from npu_offline.errors import OutOfBoundsError, RaceError
+from npu_offline.execute.meaning.compare import unlike
+
+FILE = Path(__file__).with_name("culprit_kernels.py")
+FRONT_END, COMPILERS = (
+    "triton-ascend's front end is wrong: ",
+    "the compiler of CANN 8.5 (1.0.0), CANN 9.0 (1.1.0), about CANN 9.1 (1.2.0) is wrong: ",
+)
+KERNEL = "your kernel is wrong: "
+ANY = "-2147483648..2147483647"
+GATHER = "x=fp32:64x32 ids=i32:8:64 y=fp32:8x8 stride=32 C=24 N=8 D=8 --grid 1 --expect y=x[ids][:,24:32]"
+SOFTMAX = "x=fp32:16x100 y=fp32:16x100 columns=100 BLOCK=128 --grid 16 --expect y=x.softmax(-1)"
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("not_true x=fp32:64 y=i32:64 N=64 --grid 1 --expect y=(x<0).int()", COMPILERS),
+        ("is_true x=fp32:64 y=i32:64 N=64 --grid 1", COMPILERS),
+        ("not_it x=fp32:64 y=i32:64 N=64 --grid 1 --expect y=(x<0).int()", "right: "),
+        (f"shifted x=i32:64:{ANY} y=i32:64 N=64 --grid 1", COMPILERS),
+        ("shifted x=i32:64:0..2147483647 y=i32:64 N=64 --grid 1 --expect y=x>>1", "right: "),
+        ("quotient x=i32:64:16777216..2147483647 y=i32:64 n=3 N=64 --grid 1", COMPILERS),
+        ("quotient x=i32:64:16777216 y=i32:64 n=3 N=64 --grid 1 --expect y=x//3", "right: "),
+        (f"gathered {GATHER}", FRONT_END),
+        (f"gathered_straight {GATHER}", "right: "),
+        ("every_third x=fp32:100 y=fp32:300:zeros n=100 N=64 --grid 2", FRONT_END),
+        ("exchanged x=i32:1:zeros y=i32:1 --grid 1", COMPILERS),
+        (f"high_half x=i32:64:{ANY} y=i32:64 N=64 --grid 1", FRONT_END),
+        (f"softmax {SOFTMAX} OTHER=0.0", KERNEL),
+        (f"softmax {SOFTMAX} OTHER=-inf", "right: "),
+        ("unmasked x=fp32:100 y=fp32:100 n=100 N=64 --grid 2", KERNEL),
+        ("accumulated x=fp32:256 y=fp32:1:zeros N=64 --grid 4", KERNEL),
+        (
+            "product a=bf16:70x70 b=bf16:70x70 c=bf16:70x70 M=70 N=70 K=70 BM=32 BN=32 BK=32 --grid 3,3 --expect c=a@b",
+            "right: ",
+        ),
+        ("narrow_sum x=fp16:8x1000 y=fp16:8 columns=1000 BLOCK=1024 --grid 8", "every level that ran computes the same"),
+        ("online x=fp32:8x512 y=fp32:8 n_tiles=4 BLOCK=128 --grid 8 --expect y=x.logsumexp(-1)", "right: "),
+    ],
+    ids=lambda value: value.split()[0] if "=" in value else None,
+)
+def test_run_says_whose_fault_it_is(call, said, capsys):
+    status = main(["run", *f"{FILE}::{call}".split()])
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in printed if line.startswith(said)], printed
+    culprits = [line for line in printed if " is wrong: " in line and not line.startswith((" ", "│"))]
+    others = [line for line in culprits if not line.startswith((said, "the compiler of CANN 8.5 (1.0.0) is wrong: "))]
+    assert not others
+    assert status == bool(culprits)
+
+
+@pytest.mark.parametrize(
+    ("call", "fault"),
+    [
+        ("exchanged x=i32:1:zeros y=i32:1 --grid 1", 19),
+        ("not_true x=fp32:64 y=i32:64 N=64 --grid 1", 21),
+        (f"shifted x=i32:64:{ANY} y=i32:64 N=64 --grid 1", 22),
+        ("quotient x=i32:64:16777216..2147483647 y=i32:64 n=3 N=64 --grid 1", 23),
+        (f"gathered {GATHER}", 27),
+    ],
+    ids=lambda value: value.split()[0] if isinstance(value, str) else None,
+)
+def test_a_verdict_names_the_fault_and_the_way_round(call, fault, capsys):
+    main(["run", *f"{FILE}::{call} --toolchain 1.2.0".split()])
+    assert f"  perhaps compiler fault {fault}: " in capsys.readouterr().out
+
+
+@triton.jit
+def integers(x, y, wide, N: tl.constexpr):
+    o = tl.arange(0, N)
+    b_x = tl.load(x + o)
+    b_u = b_x.to(tl.uint8, bitcast=True)
+    tl.store(y + o, b_x + b_x)
+    tl.store(y + N + o, b_x * b_x)
+    tl.store(y + 2 * N + o, b_x // 7)
+    tl.store(y + 3 * N + o, b_x % 7)
+    tl.store(y + 4 * N + o, b_x >> 1)
+    tl.store(y + 5 * N + o, (b_u >> 1).to(tl.int8, bitcast=True))
+    tl.store(y + 6 * N + o, tl.minimum(b_u, tl.full([N], 100, tl.uint8)).to(tl.int8, bitcast=True))
+    tl.store(wide + o, b_u.to(tl.int64))
+    tl.store(wide + N + o, b_x.to(tl.int64))
+    tl.store(wide + 2 * N + o, (b_u < 100).to(tl.int64))
+    tl.store(wide + 3 * N + o, (b_u // 7).to(tl.int64))
+
+
+def test_integers_wrap_and_have_the_sign_that_the_kernel_says():
+    x = torch.arange(-128, 128).to(torch.int8)
+    y, wide, u = torch.empty(7, 256, dtype=torch.int8), torch.empty(4, 256, dtype=torch.int64), x.long() & 255
+    with emulate("Ascend910B4", meaning="only"):
+        integers[(1,)](x, y, wide, N=256)
+    towards_zero = torch.div(x.long(), 7, rounding_mode="trunc")
+    of_bits = [
+        x.long() * 2,
+        x.long() ** 2,
+        towards_zero,
+        x.long() - 7 * towards_zero,
+        x.long() >> 1,
+        u >> 1,
+        u.clamp(max=100),
+    ]
+    assert torch.equal(y, torch.stack(of_bits).to(torch.int8))
+    assert torch.equal(wide, torch.stack([u, x.long(), (u < 100).long(), u // 7]))
+
+
+@triton.jit
+def floats(x, y, counts, N: tl.constexpr):
+    o = tl.arange(0, N)
+    b_x = tl.load(x + o)
+    tl.store(y + o, b_x * b_x + b_x)
+    tl.store(y + N + o, tl.maximum(b_x, 0.0))
+    tl.store(y + 2 * N + o, tl.maximum(b_x, 0.0, propagate_nan=tl.PropagateNan.ALL))
+    tl.store(y + 3 * N + o, tl.cumsum(b_x.to(tl.float32), 0).to(tl.bfloat16))
+    tl.store(counts, tl.sum(b_x > 0).to(tl.int32))
+    tl.store(counts + 1, tl.argmax(tl.where(b_x == b_x, b_x, -9.0), 0))
+    tl.store(counts + 2, tl.sum((b_x > 0).to(tl.int32)))
+
+
+def test_floats_are_rounded_after_every_operation_and_nan_is_as_triton_says():
+    x = torch.randn(64).bfloat16()
+    x[3] = torch.nan
+    y, counts = torch.empty(4, 64, dtype=torch.bfloat16), torch.empty(3, dtype=torch.int32)
+    with emulate("Ascend910B4", meaning="only"):
+        floats[(1,)](x, y, counts, N=64)
+    wanted = torch.stack([x * x + x, x.nan_to_num(0.0).relu(), x.relu(), x.float().cumsum(0).bfloat16()])
+    assert torch.equal(y.nan_to_num(7.0), wanted.nan_to_num(7.0))
+    positive = int((x > 0).sum())
+    assert counts.tolist() == [positive % 2, int(x.nan_to_num(-9.0).argmax()), positive]
+
+
+@triton.jit
+def parting(x, y, z, n, N: tl.constexpr):
+    i = tl.program_id(0)
+    if i == 2:
+        return
+    o = tl.arange(0, N)
+    b_x = tl.load(x + o)
+    for _ in range(i):
+        b_x += 1
+    k = 0
+    while k < i:
+        b_x *= 2
+        k += 2
+    if i % 2 == 0:
+        b_x -= 100
+    tl.store(y + i * N + o, b_x)
+    tl.atomic_add(z + i % 2, i)
+    tl.atomic_max(z + 2 + o % 2, o + i)
+
+
+def test_programs_part_ways_in_loops_branches_and_returns():
+    x, y, z = torch.randn(16), torch.full((6, 16), 7.0), torch.zeros(4, dtype=torch.int32)
+    with emulate("Ascend910B4", meaning="only"):
+        parting[(6,)](x, y, z, 6, N=16)
+    for i in range(6):
+        wanted = (x + i if i < 5 else ((((x + 1) + 1) + 1) + 1) + 1) * 2 ** ((i + 1) // 2) - (100 if i % 2 == 0 else 0)
+        torch.testing.assert_close(y[i], torch.full((16,), 7.0) if i == 2 else wanted)
+    assert z.tolist() == [4, 1 + 3 + 5, 14 + 5, 15 + 5]
+
+
+def test_what_is_out_of_bounds_or_races_as_triton_defines_it_is_an_error():
+    from culprit_kernels import accumulated, doubled, unmasked
+
+    x, y = torch.randn(256), torch.zeros(256)
+    with emulate("Ascend910B4", meaning="races"):
+        doubled[(4,)](x, y, 256, N=64)
+        with pytest.raises(RaceError):
+            accumulated[(4,)](x, y, N=64)
+    with (
+        emulate("Ascend910B4", meaning="only"),
+        pytest.raises(OutOfBoundsError, match=r"program \(1, 0, 0\): read at byte 400"),
+    ):
+        unmasked[(2,)](x[:100].clone(), y, 100, N=64)
+
+
+def test_launches_from_linalg_ir_are_compared_one_by_one():
+    from culprit_kernels import gathered, gathered_straight
+
+    x, ids = torch.randn(64, 32), torch.arange(8, dtype=torch.int32)
+    with emulate("Ascend910B4", meaning="beside", keep_going=True) as emulation:
+        for kernel in (gathered, gathered_straight):
+            kernel[(1,)](x, ids, torch.empty(8, 8), 32, C=24, N=8, D=8)
+    assert [[note.kind for note in launch.notes] for launch in emulation.launches] == [["meaning"], []]
+
+
+def test_rounding_is_no_difference_and_anything_else_is():
+    meant = torch.randn(1000)
+    moved = meant.double() * (1 + 1e-6 * torch.randn(1000))
+    assert not unlike("y", meant * (1 + 1e-6), meant, lambda: moved)
+    assert "1 of 1000 elements of y differ: y[7] is " in unlike(
+        "y", torch.where(torch.arange(1000) == 7, meant + 0.01, meant), meant, lambda: moved
+    )
+    assert unlike("y", torch.where(torch.arange(1000) == 7, torch.nan, meant), meant, lambda: moved)
+    counts = torch.arange(1000)
+    assert unlike("n", counts + (counts == 7), counts, lambda: counts)
