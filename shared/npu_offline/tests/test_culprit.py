@@ -1,5 +1,6 @@
 """`run` names who is wrong, the kernel, the front end or a compiler; TTIR is executed as Triton defines it."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -203,3 +204,18 @@ def test_rounding_is_no_difference_and_anything_else_is():
     assert unlike("y", torch.where(torch.arange(1000) == 7, torch.nan, meant), meant, lambda: moved)
     counts = torch.arange(1000)
     assert unlike("n", counts + (counts == 7), counts, lambda: counts)
+
+
+def test_results_of_a_file_are_expected_and_verdicts_are_written_as_json(tmp_path, capsys):
+    numpy = pytest.importorskip("numpy")
+    x = torch.randn(16, 100)
+    for name, value in (("x", x), ("right", x.softmax(-1)), ("wrong", x.softmax(0))):
+        numpy.save(tmp_path / f"{name}.npy", value.numpy())
+    call = f"{FILE}::softmax x={tmp_path}/x.npy y=fp32:16x100 columns=100 BLOCK=128 OTHER=-inf --grid 16 --linalg-only"
+    for name, culprit in (("right", ""), ("wrong", "your kernel")):
+        out = tmp_path / "out.json"
+        status = main(["run", *call.split(), "--expect", f"y={tmp_path}/{name}.npy", "--json", str(out)])
+        (written,) = json.loads(out.read_text())["calls"]
+        assert [verdict["culprit"] for verdict in written["verdicts"]] == [culprit]
+        assert [level["ok"] for level in written["levels"]] == [not culprit] * 2
+        assert status == bool(culprit)

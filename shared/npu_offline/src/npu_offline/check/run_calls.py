@@ -18,7 +18,7 @@ from ..launches import Launch
 from .execution import LINALG, MEANING, MOVED, RACING, SEED, random_values
 from .kernel_file import KernelCall
 from .stopped import is_refusal, said_of
-from .values import is_float, names_contents
+from .values import is_file, is_float, names_contents, value_of
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,8 @@ def compared(
 
     Args:
         call: the launch.
-        expected: `NAME = EXPRESSION` of the arguments' values before the launch, in fp64 and int64. An argument
+        expected: `NAME = EXPRESSION` of the arguments' values before the launch, in fp64 and int64, or `NAME = FILE` with
+            the tensor that is expected, whose inputs then come from files as well. An argument
             that no expression reads, and whose text does not say what it holds, is full of NaN before.
         rtol, atol: tolerances; None for those of `torch.testing.assert_close` for the dtype, the absolute one as a share of
             the largest element where that is above 1.
@@ -193,7 +194,7 @@ def compared(
         OfflineError: an expression cannot be computed, or has another shape than its argument.
     """
     rules = [_rule(text, call) for text in expected]
-    read = {name for _, code in rules for name in code.co_names}
+    read = {name for _, code in rules if not isinstance(code, str) for name in code.co_names}
     random = [name for name, texts in call.given.items() if _is_random(texts[0]) and name in read]
     kinds = {"": False} | ({"with numbers below zero": True} if random else {})
     return {numbers: _comparison(call, rules, read, rtol, atol, negative=below) for numbers, below in kinds.items()}
@@ -241,6 +242,8 @@ def _rule(text: str, call: KernelCall) -> tuple[str, Any]:
     if not equals or name not in call.given or not isinstance(call.arguments()[name], Tensor):
         tensors = [key for key, value in call.arguments().items() if isinstance(value, Tensor)]
         raise OfflineError(f"--expect is {text!r}, must be TENSOR=EXPRESSION, TENSOR one of {', '.join(tensors)}")
+    if is_file(expression.strip()):
+        return name, expression.strip()
     try:
         return name, compile(expression.strip(), f"--expect {name}", "eval")
     except SyntaxError as error:
@@ -256,10 +259,13 @@ def _wide(value: Any) -> Any:
 
 
 def _evaluated(name: str, code: Any, names: Mapping[str, Any], like: Tensor) -> Tensor:
-    try:
-        wanted = torch.as_tensor(eval(code, dict(names)))
-    except Exception as error:
-        raise OfflineError(f"--expect {name}: {type(error).__name__}: {error}") from None
+    if isinstance(code, str):
+        wanted = value_of(f"--expect {name}", code)
+    else:
+        try:
+            wanted = torch.as_tensor(eval(code, dict(names)))
+        except Exception as error:
+            raise OfflineError(f"--expect {name}: {type(error).__name__}: {error}") from None
     if wanted.shape != like.shape:
         raise OfflineError(f"--expect {name} has shape {tuple(wanted.shape)}, must be {tuple(like.shape)}")
     integers = not wanted.is_floating_point() and not like.is_floating_point()

@@ -49,10 +49,15 @@ def value_of(name: str, text: str) -> Any:
         OfflineError: the text is none of `FORMS`.
     """
     file, _, key = text.partition(":")
-    if file.endswith(_FILES):
+    if is_file(text):
         return _of_file(name, Path(file), key)
     kind, colon, rest = text.partition(":")
     return _tensor(name, text, kind, *rest.split(":")) if colon else number_of(text)
+
+
+def is_file(text: str) -> bool:
+    """Whether the text names a tensor of a file."""
+    return text.partition(":")[0].endswith(_FILES)
 
 
 def is_float(kind: str) -> bool:
@@ -62,8 +67,7 @@ def is_float(kind: str) -> bool:
 
 def names_contents(text: str) -> bool:
     """Whether the text of a tensor says what its elements are."""
-    file, _, _ = text.partition(":")
-    return text.count(":") > 1 or file.endswith(_FILES)
+    return text.count(":") > 1 or is_file(text)
 
 
 def number_of(text: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from ..errors import OfflineError
 from ..launches import Launch, Ledger, Traffic
 from ..toolchain import compilers as toolchains
 from .options import add_limit, add_target, soc_name
-from .output import new_console, new_folder, writing_to
+from .output import new_console, new_folder, write_json, writing_to
 from .script import run_script
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def add_parser(commands: Subparsers) -> None:
         action="append",
         default=[],
         metavar="NAME=EXPRESSION",
-        help="what PyTorch computes from the arguments: 'y=x.softmax(-1)'",
+        help="what PyTorch computes from the arguments: 'y=x.softmax(-1)'; or a file, as of a run on a GPU: y=y.npy",
     )
     parser.add_argument("--rtol", type=float, help="relative tolerance (torch.testing's, by dtype)")
     parser.add_argument("--atol", type=float, help="absolute tolerance (torch.testing's, of the largest element)")
@@ -47,6 +48,7 @@ def add_parser(commands: Subparsers) -> None:
         metavar="FOLDER",
         help="write pictures of the Unified Buffer over time there: a page, and a PNG file for each launch",
     )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write verdicts and what each level computed there too")
     add_limit(parser)
     parser.set_defaults(run=_run, script=[])
 
@@ -73,6 +75,7 @@ def _run(options: argparse.Namespace) -> int:
     if toolchains.is_a5(options.soc):
         versions = []  # final modules of its vector functions cannot be run here
     asked = {LINALG} if options.linalg_only else set(options.toolchain or (LINALG, *versions))
+    written: list[dict[str, object]] = []
     good, unrun = True, [f"final modules, {version}" for version in sorted(asked - {LINALG, *versions})]
     for label, functions in runs:
         console.print(label, markup=False, highlight=False)
@@ -80,11 +83,17 @@ def _run(options: argparse.Namespace) -> int:
         console.print(_levels(outcomes))
         if outcomes[1].launches:
             console.print(_bytes(outcomes[1].launches))
-        for verdict in _verdicts(label, functions, outcomes, options):
+        verdicts = list(_verdicts(label, functions, outcomes, options))
+        for verdict in verdicts:
             console.print(str(verdict), markup=False)
             good = good and not verdict.culprit
+        written.append(
+            {"call": label, "verdicts": list(map(dataclasses.asdict, verdicts)), "levels": list(map(_as_json, outcomes))}
+        )
         good = good and all(outcome.ok for outcome in outcomes)
         unrun += [f"{label}, {_level(outcome)}" for outcome in outcomes if outcome.refused and outcome.level in asked]
+    if options.json:
+        write_json("--json", options.json, {"calls": written, "unrun": unrun})
     if options.picture:
         for path in _draw(options.picture, [(label, each[""]) for label, each in runs], options.soc, versions):
             console.print(path, markup=False)
@@ -139,6 +148,22 @@ def _draw(
     with writing_to("--picture", folder):
         (folder / "index.html").write_text(buffers.page(pictures))
     yield folder / "index.html"
+
+
+def _as_json(outcome: Outcome) -> dict[str, object]:
+    """A level and what it computed."""
+    return {
+        "level": _level(outcome),
+        "ok": outcome.ok,
+        "refused": outcome.refused,
+        "problem": outcome.problem,
+        "differences": [dataclasses.asdict(each) for each in outcome.differences],
+        "traffic": [{"kernel": launch.kernel, "arguments": _traffic(launch)} for launch in outcome.launches],
+    }
+
+
+def _traffic(launch: Launch) -> dict[str, object]:
+    return {name: dataclasses.asdict(traffic) for name, traffic in launch.arguments.items()}
 
 
 def _level(outcome: Outcome) -> str:
