@@ -219,3 +219,13 @@ def test_results_of_a_file_are_expected_and_verdicts_are_written_as_json(tmp_pat
         assert [verdict["culprit"] for verdict in written["verdicts"]] == [culprit]
         assert [level["ok"] for level in written["levels"]] == [not culprit] * 2
         assert status == bool(culprit)
+
+
+def test_all_commands_run_with_one_start_and_one_line_at_the_end(capsys):
+    call = f"{FILE}::doubled x=fp32:16384 y=fp32:16384 n=16384 N=8192 --grid 2"
+    assert main(["all", *call.split(), "--expect", "y=2*x"]) == 0
+    assert capsys.readouterr().out.endswith(
+        "run: nothing wrong; check: nothing wrong; lint: nothing wrong; time: nothing wrong\n"
+    )
+    assert main(["all", *call.split(), "--expect", "y=3*x"]) == 1
+    assert "run: findings; check: nothing wrong; " in capsys.readouterr().out

@@ -7,6 +7,7 @@ import importlib.metadata
 import sys
 from collections.abc import Sequence
 
+from .commands import all as all_commands
 from .commands import bounds, check, lint, maintenance, releases, report, run, time, tune
 from .errors import OfflineError
 from .execute.settings import timed
@@ -54,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     fetch = commands.add_parser("fetch", help="install compiler versions into the cache folder")
     fetch.add_argument("versions", nargs="*", metavar="VERSION", help=f"of {', '.join(compilers.VERSIONS)} (all)")
     fetch.set_defaults(run=_fetch)
+    all_commands.add_parser(commands, parser.parse_args)
     check.add_parser(commands)
     bounds.add_parser(commands)
     run.add_parser(commands)
