@@ -186,16 +186,16 @@ class Emitter:
         if not memories or any(space != "ub" for space in spaces):
             where = " and ".join(sorted({str(space) for space in spaces})) or "no memory"
             raise UnsupportedError(f"the time model has no cost for {name} on {where}")
-        # A sort's workspace is larger than what it sorts.
-        largest = memories[0] if "sort" in name else max(memories, key=_size)
+        known = operation_of(op)
+        reduced = known.axes if known is not None and known.action in ("reduce", "arg") else None
+        # The workspace of a sort, and of a reduction of a small tile, is larger than what it is for.
+        largest = memories[0] if reduced is not None or "sort" in name else max(memories, key=_size)
         itemsize = max(itemsize_of(memory.type) for memory in memories)
         shape = shape_of(largest)
         if self._costs.registers:
             return self._sized(lambda *sizes: library(name, sizes, itemsize), shape)
         if f"{name}s" in VECTOR_COSTS and any(space_of(operand.type) is None for operand in op.operands):
             name = f"{name}s"  # with a number, not a second tensor
-        known = operation_of(op)
-        reduced = known.axes if known is not None and known.action in ("reduce", "arg") else None
 
         def make(*sizes: int) -> Item:
             return vector(name, sizes, itemsize, reduced, self._costs.vector_head)
