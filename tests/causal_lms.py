@@ -98,14 +98,14 @@ def reference(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> Step:
     return step(copy.deepcopy(model), inputs)
 
 
-def assert_same(actual: Step, expected: Step, dtype: torch.dtype = torch.float32) -> None:
+def assert_same(actual: Step, expected: Step, dtype: torch.dtype = torch.float32, layers: int = LAYERS) -> None:
     """Both within the rounding of two ways to compute the same.
 
     On its way through the layers a value is rounded some sixteen times a layer, each time after a sum of about WIDTH terms
     in fp32; errors of random signs add up as their square root. Measured as norms against the gradient itself or, where
     terms cancel (biases of keys), against a hundredth of the largest one.
     """
-    roundings = math.sqrt(16 * (LAYERS + 1))
+    roundings = math.sqrt(16 * (layers + 1))
     unit = roundings * (torch.finfo(dtype).eps / 2 + (3 * math.sqrt(WIDTH) + 4) * torch.finfo(torch.float32).eps / 2)
     largest = max(gradient.norm() for gradient in expected.gradients.values())
     assert abs(actual.loss - expected.loss) <= unit * abs(expected.loss), "loss"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from npu_attn_res import attn_res, attn_res_bank, attn_res_merge, attn_res_phase1
+from npu_attn_res import attn_res, attn_res_bank, attn_res_keys, attn_res_merge, attn_res_phase1
 
 from .making import BF16, FP16, FP32, ROWS, Calls, backward, call, leaf, name
 
@@ -45,6 +45,11 @@ def calls(device: torch.device) -> Calls:
         if trained:
             backward(found[:2])
 
+    def keys(width: int, queries: int, n: int, prefix: bool) -> None:
+        blocks, query = leaf((ROWS, n, width), BF16, device), leaf((queries, width), FP32, device)
+        last = leaf((ROWS, width), FP32, device) if prefix else None
+        backward(attn_res_keys(blocks, last, query, scale=width**-0.5, output_dtype=FP32))
+
     def inference(width: int) -> None:
         blocks = torch.randn(4, ROWS, width, device=device)
         attn_res(blocks, blocks[0, 0], blocks[0, 1], output_rms_weight=blocks[0, 2])
@@ -66,6 +71,10 @@ def calls(device: torch.device) -> Calls:
         for n_layers in (1, 2, 5, 9):
             yield f"bf16 {width}, {n_layers} layers", call(layers, width, BF16, n_layers, n_layers == 5)
         yield f"fp32 {width}, 3 layers", call(layers, width, FP32, 3, True)
+    for width in (1, 100, 1000, 4608, 20000):
+        yield f"bf16 {width}, 1 query of keys", call(keys, width, 1, 1, True)
+        yield f"bf16 {width}, 3 queries of keys", call(keys, width, 3, 8, True)
+        yield f"bf16 {width}, 4 queries of keys without a prefix", call(keys, width, 4, 3, False)
     for width in (1, 7, 100, 1000, 2048, 4096, 7168, 8192, 16384, 20000):
         yield f"bf16 {width}, bank", call(bank, width, BF16, 3)
         yield f"bf16 {width}, fp32 bank, n_blocks on the device", call(bank, width, BF16, 4, FP32, True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
-from npu_attn_res import attn_res, attn_res_bank, attn_res_merge, attn_res_phase1
+from npu_attn_res import attn_res, attn_res_bank, attn_res_keys, attn_res_merge, attn_res_phase1
 
 TOKENS, N_BLOCKS = 200, 4  # the tile does not depend on them
 WIDTHS = {
@@ -21,6 +21,7 @@ SAMPLE = (
     "float32 123",
     "bfloat16 16384",
     "bfloat16 1024, 5 layers",
+    "bfloat16 4608, 3 keys",
 )
 # Calls that launch every kernel with every value of its flags: executed at each commit.
 WAYS = (
@@ -35,6 +36,8 @@ WAYS = (
     "float32 4096, list",
     "float16 5376, normalised list, weights",
     "bfloat16 4096, bank, in place",
+    "bfloat16 4608, 3 keys",
+    "bfloat16 1000, 4 keys alone",
 )
 # Calls among these that launch every kernel: executed with every compiler, and for an A3.
 KERNELS = (
@@ -44,6 +47,7 @@ KERNELS = (
     "float32 8192",
     "bfloat16 16384",
     "bfloat16 7168, normalised",
+    "bfloat16 4608, 3 keys",
 )
 
 
@@ -70,6 +74,9 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "bfloat16 4096, bank, in place", _bank_in_place(4096)
     yield "bfloat16 4096, float32 bank", _bank(4096, bank=torch.float32)
     yield "float32 4096, bank", _bank(4096, torch.float32, torch.float32)
+    for queries in (1, 3):
+        yield f"bfloat16 4608, {queries} keys", _keys(4608, queries)
+    yield "bfloat16 1000, 4 keys alone", _keys(1000, 4, prefix=False)
     for width, layers in LAYERS.items():
         for n_layers in layers:
             yield f"bfloat16 {width}, {n_layers} layers", _phase1(width, n_layers)
@@ -132,6 +139,16 @@ def _phase1(width: int, n_layers: int) -> Callable[[], None]:
         blocks = torch.empty(N_BLOCKS, TOKENS, width, dtype=torch.bfloat16, requires_grad=True)
         queries = torch.empty(n_layers, width, requires_grad=True)
         _backward(attn_res_phase1(queries, blocks, torch.empty(width, requires_grad=True)))
+
+    return call
+
+
+def _keys(width: int, queries: int, *, prefix: bool = True) -> Callable[[], None]:
+    def call() -> None:
+        blocks = torch.empty(TOKENS, N_BLOCKS, width, dtype=torch.bfloat16, requires_grad=True)
+        partial = torch.empty(TOKENS, width, requires_grad=True) if prefix else None
+        given = blocks, partial, torch.empty(queries, width, requires_grad=True)
+        _backward((attn_res_keys(*given, scale=width**-0.5, output_dtype=torch.float32),))
 
     return call
 

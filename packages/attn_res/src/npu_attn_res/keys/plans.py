@@ -1,0 +1,469 @@
+"""Attention whose values are its keys: kernels for both chips, tiles and plans.
+
+One launch forward; one backward, and one that adds its partial sums. More than `MAX_BLOCKS` blocks, or so many queries that
+no tile fits on chip, take PyTorch's operators.
+
+    n_i = r_i v_i        r_i = 1 / sqrt(mean(v_i^2) + eps)        s_qi = <g_q, n_i>
+    alpha_q = softmax_i(s_q)        h_q = sum_i alpha_qi n_i
+
+    e_qi = <dh_q, n_i>        delta_q = sum_i alpha_qi e_qi        ds_qi = alpha_qi (e_qi - delta_q)
+    dv_i = sum_q (a_qi dh_q + c_qi g_q) - k_i v_i        dg_q = sum over tokens and sources of c_qi v_i
+    a_qi = alpha_qi r_i        c_qi = ds_qi r_i        k_i = r_i^2 / D sum_q (alpha_qi e_qi + ds_qi s_qi)
+
+A program takes BLOCK_M tokens a turn, and of a token all blocks and BLOCK_D columns at once. A first sweep over their
+columns sums products, for all queries; a second one, which finds the same rows in the cache (L2), computes rows. Between the
+two stand tiles [ROWS, BLOCK_N]: row i * Q + q is query q of token i, a column is a block; and [ROWS] for the prefix.
+"""
+
+import dataclasses
+import functools
+from dataclasses import dataclass, field
+from math import ceil, prod
+from typing import Any
+
+import torch
+from npu_tiling import Device, Tile, UnifiedBufferError, fit, footprint, persistent_grid
+from npu_tiling.budget import FP32, INT32_END, Block, equal_blocks, here, power_of_two, round_up
+from npu_tiling.calls import Empty
+from npu_tiling.device import tl, triton
+from npu_tiling.launch import Tiled
+from npu_tiling.partials import add_partials
+from npu_tiling.plans import Plan
+from npu_tiling.rows import layout_of
+
+from ..formula import load_rows, rms_inverse, store_rows
+from ..plans import zero
+from ..sources import followed, stride_of
+from .operator import Keys, KeysBackward, compute_keys_backward_of_fields, compute_keys_of_fields
+
+NO_SCORE = tl.constexpr(-1e30)  # where there is no source: its weight is zero
+
+
+@triton.jit
+def is_number(i, R: tl.constexpr):
+    """[R], true at place i. Compared as floats: chips compare vectors of these alone."""
+    return tl.arange(0, R).to(tl.float32) == tl.cast(i, tl.float32)
+
+
+@triton.jit
+def add_row(b_tile, b_row, i_row, R: tl.constexpr):
+    """[R, columns] with b_row [columns] added to row i_row."""
+    return b_tile + tl.where(is_number(i_row, R)[:, None], b_row[None, :], 0.0)
+
+
+@triton.jit
+def pick_row(b_tile, i_row, R: tl.constexpr):
+    """Row i_row of [R, columns]."""
+    return tl.sum(tl.where(is_number(i_row, R)[:, None], b_tile, 0.0), axis=0)
+
+
+@triton.jit
+def add_number(b_numbers, b_number, i, R: tl.constexpr):
+    """[R] with b_number [1] added at place i."""
+    return b_numbers + tl.where(is_number(i, R), b_number, 0.0)
+
+
+@triton.jit
+def pick_number(b_numbers, i, R: tl.constexpr):
+    """The number [1] at place i of [R]."""
+    return tl.sum(tl.where(is_number(i, R), b_numbers, 0.0)[None, :], axis=1)
+
+
+@triton.jit
+def softmax_of_sources(b_score, b_p_score):
+    """alpha of blocks [ROWS, BLOCK_N] and of the prefix [ROWS]."""
+    b_max = tl.max(b_score, axis=1)
+    b_max = tl.where(b_p_score > b_max, b_p_score, b_max)
+    b_weight, b_p_weight = tl.exp(b_score - b_max[:, None]), tl.exp(b_p_score - b_max)
+    b_inverse = 1.0 / (tl.sum(b_weight, axis=1) + b_p_weight)
+    return b_weight * b_inverse[:, None], b_p_weight * b_inverse
+
+
+@triton.jit
+def store_statistic_rows(p_value, b_blocks, b_prefix, i_row, n_rows, n_blocks, n_sources, R: tl.constexpr, N: tl.constexpr):
+    """Stores rows i_row on of [rows, n_sources]: of blocks [R, N] and, unless it is None, of the prefix [R]."""
+    o_row, o_block = tl.arange(0, R), tl.arange(0, N)
+    p_first = p_value + i_row * n_sources
+    m_tile = (o_row < n_rows)[:, None] & (o_block < n_blocks)[None, :]
+    tl.store(p_first + (o_row[:, None] * n_sources + o_block[None, :]), b_blocks, mask=m_tile)
+    if b_prefix is not None:
+        tl.store(p_first + n_blocks + o_row * n_sources, b_prefix, mask=o_row < n_rows)
+
+
+@triton.jit
+def load_of_blocks(p_value, other, i_row, n_rows, n_blocks, n_sources, R: tl.constexpr, N: tl.constexpr):
+    """[R, N] of what `store_statistic_rows` stores, `other` outside."""
+    o_row, o_block = tl.arange(0, R), tl.arange(0, N)
+    m_tile = (o_row < n_rows)[:, None] & (o_block < n_blocks)[None, :]
+    p_tile = p_value + i_row * n_sources + (o_row[:, None] * n_sources + o_block[None, :])
+    return tl.load(p_tile, mask=m_tile, other=other)
+
+
+@triton.jit
+def load_of_prefix(p_value, other, i_row, n_rows, n_blocks, n_sources, R: tl.constexpr):
+    """[R] of it, `other` outside."""
+    o_row = tl.arange(0, R)
+    return tl.load(p_value + i_row * n_sources + n_blocks + o_row * n_sources, mask=o_row < n_rows, other=other)
+
+
+@triton.jit(do_not_specialize=["n_blocks", "n_tokens"])
+def attn_res_keys_kernel(
+    # read: the blocks, block i of a token at i * s_block; the prefix (None: there is none); fp32 [Q, D] queries
+    p_v, p_prefix, p_query,
+    # written: h [Q, n_tokens, D]; fp32 s and r, both [n_tokens, Q, sources] (None: no backward follows)
+    p_h, p_score, p_rstd,
+    n_blocks, n_tokens, s_block, s_token, s_prefix, eps,
+    D: tl.constexpr, Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    ROWS: tl.constexpr,  # >= BLOCK_M * Q
+):  # fmt: skip
+    """h of all queries and the statistics; sources come from memory once."""
+    # lint: allow short-transfer: all blocks of a token come at once, in equal pieces of columns; statistics are few numbers
+    # lint: allow strided-transfer: the prefix's statistics stand behind those of the blocks
+    # lint: allow unaligned-rows: statistics have as many columns as there are sources; rows are as wide as the caller's
+    EXACT: tl.constexpr = D % BLOCK_D == 0
+    n_sources = n_blocks if p_prefix is None else n_blocks + 1
+    m_block = (tl.arange(0, BLOCK_N).to(tl.float32) < tl.cast(n_blocks, tl.float32))[None, :]
+    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0)):
+        i_first = i_tile.to(tl.int64) * BLOCK_M
+        n_here = tl.minimum(n_tokens - i_first, BLOCK_M).to(tl.int32)
+        b_dot = tl.zeros([ROWS, BLOCK_N], tl.float32)
+        b_square = tl.zeros([ROWS, BLOCK_N], tl.float32)
+        b_p_dot = tl.zeros([ROWS], tl.float32)
+        b_p_square = tl.zeros([ROWS], tl.float32)
+        for i in tl.range(0, n_here):
+            i_token = i_first + i
+            b_length = tl.zeros([BLOCK_N], tl.float32)
+            b_p_length = tl.zeros([1], tl.float32)
+            for i_col in tl.range(0, D, BLOCK_D):
+                n_cols = D - i_col
+                p_block = p_v + i_token * s_token + i_col
+                b_v = load_rows(p_block, s_block, n_blocks, n_cols, BLOCK_N, BLOCK_D, EXACT)  # [BLOCK_N, BLOCK_D]
+                b_length += tl.sum(b_v * b_v, axis=1)
+                if p_prefix is not None:
+                    b_p = load_rows(p_prefix + i_token * s_prefix + i_col, 0, 1, n_cols, 1, BLOCK_D, EXACT)  # [1, BLOCK_D]
+                    b_p_length += tl.sum(b_p * b_p, axis=1)
+                for q in tl.static_range(Q):
+                    b_g = load_rows(p_query + q * D + i_col, 0, 1, n_cols, 1, BLOCK_D, EXACT)  # [1, BLOCK_D]
+                    b_dot = add_row(b_dot, tl.sum(b_v * b_g, axis=1), i * Q + q, ROWS)
+                    if p_prefix is not None:
+                        b_p_dot = add_number(b_p_dot, tl.sum(b_p * b_g, axis=1), i * Q + q, ROWS)
+            for q in tl.static_range(Q):
+                b_square = add_row(b_square, b_length, i * Q + q, ROWS)
+                b_p_square = add_number(b_p_square, b_p_length, i * Q + q, ROWS)
+        b_rstd, b_p_rstd = rms_inverse(b_square, eps, D), rms_inverse(b_p_square, eps, D)
+        b_score, b_p_score = b_dot * b_rstd, b_p_dot * b_p_rstd
+        if p_score is not None:
+            i_row, n_rows = i_first * Q, n_here * Q
+            b_last, b_p_last = None if p_prefix is None else b_p_score, None if p_prefix is None else b_p_rstd
+            store_statistic_rows(p_score, b_score, b_last, i_row, n_rows, n_blocks, n_sources, ROWS, BLOCK_N)
+            store_statistic_rows(p_rstd, b_rstd, b_p_last, i_row, n_rows, n_blocks, n_sources, ROWS, BLOCK_N)
+        if p_prefix is None:
+            b_p_score = tl.full([ROWS], NO_SCORE, tl.float32)
+        b_alpha, b_p_alpha = softmax_of_sources(tl.where(m_block, b_score, NO_SCORE), b_p_score)
+        b_weight = b_alpha * tl.where(m_block, b_rstd, 0.0)  # eps may be 0, and what is no block has no length
+        b_p_weight = b_p_alpha * b_p_rstd
+        for i in tl.range(0, n_here):
+            i_token = i_first + i
+            for i_col in tl.range(0, D, BLOCK_D):
+                n_cols = D - i_col
+                p_block = p_v + i_token * s_token + i_col
+                b_v = load_rows(p_block, s_block, n_blocks, n_cols, BLOCK_N, BLOCK_D, EXACT)
+                if p_prefix is not None:
+                    b_p = load_rows(p_prefix + i_token * s_prefix + i_col, 0, 1, n_cols, 1, BLOCK_D, EXACT)
+                for q in tl.static_range(Q):
+                    b_h = tl.sum(b_v * pick_row(b_weight, i * Q + q, ROWS)[:, None], axis=0)[None, :]  # [1, BLOCK_D]
+                    if p_prefix is not None:
+                        b_h += b_p * pick_number(b_p_weight, i * Q + q, ROWS)[:, None]
+                    p_row = p_h + (tl.cast(n_tokens, tl.int64) * q + i_token) * D + i_col
+                    store_rows(p_row, 0, b_h, 1, n_cols, 1, BLOCK_D, EXACT)
+
+
+@triton.jit(do_not_specialize=["n_blocks", "n_tokens"])
+def attn_res_keys_backward_kernel(
+    # read: the gradient of h, contiguous [Q, n_tokens, D]; as of attn_res_keys_kernel
+    p_dh, p_v, p_prefix, p_query, p_score, p_rstd,
+    # written: gradients of the blocks [n_tokens, n_blocks, D] and of the prefix (None: not needed); fp32 [tiles, Q, D],
+    # partial sums of dg (None: not needed)
+    p_dv, p_dprefix, p_dg,
+    n_blocks, n_tokens, s_block, s_token, s_prefix,
+    D: tl.constexpr, Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_Q: tl.constexpr,  # >= BLOCK_M * Q, >= Q
+):  # fmt: skip
+    """Gradients of blocks and prefix, and partial sums of dg; sources and gradients of h come from memory once."""
+    # lint: allow short-transfer: all blocks of a token come at once, in equal pieces of columns; statistics are few numbers
+    # lint: allow strided-transfer: the prefix's statistics stand behind those of the blocks
+    # lint: allow unaligned-rows: statistics have as many columns as there are sources; rows are as wide as the caller's
+    EXACT: tl.constexpr = D % BLOCK_D == 0
+    n_sources = n_blocks if p_prefix is None else n_blocks + 1
+    s_query = tl.cast(n_tokens, tl.int64) * D
+    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0)):
+        i_first = i_tile.to(tl.int64) * BLOCK_M
+        n_here = tl.minimum(n_tokens - i_first, BLOCK_M).to(tl.int32)
+        b_e = tl.zeros([ROWS, BLOCK_N], tl.float32)
+        b_p_e = tl.zeros([ROWS], tl.float32)
+        for i in tl.range(0, n_here):
+            i_token = i_first + i
+            for i_col in tl.range(0, D, BLOCK_D):
+                n_cols = D - i_col
+                p_block = p_v + i_token * s_token + i_col
+                b_v = load_rows(p_block, s_block, n_blocks, n_cols, BLOCK_N, BLOCK_D, EXACT)  # [BLOCK_N, BLOCK_D]
+                if p_prefix is not None:
+                    b_p = load_rows(p_prefix + i_token * s_prefix + i_col, 0, 1, n_cols, 1, BLOCK_D, EXACT)  # [1, BLOCK_D]
+                for q in tl.static_range(Q):
+                    p_row = p_dh + s_query * q + i_token * D + i_col
+                    b_dh = load_rows(p_row, 0, 1, n_cols, 1, BLOCK_D, EXACT)  # [1, BLOCK_D]
+                    b_e = add_row(b_e, tl.sum(b_v * b_dh, axis=1), i * Q + q, ROWS)
+                    if p_prefix is not None:
+                        b_p_e = add_number(b_p_e, tl.sum(b_p * b_dh, axis=1), i * Q + q, ROWS)
+        i_row, n_rows = i_first * Q, n_here * Q
+        b_score = load_of_blocks(p_score, NO_SCORE, i_row, n_rows, n_blocks, n_sources, ROWS, BLOCK_N)
+        b_rstd = load_of_blocks(p_rstd, 0.0, i_row, n_rows, n_blocks, n_sources, ROWS, BLOCK_N)
+        if p_prefix is None:
+            b_p_score = tl.full([ROWS], NO_SCORE, tl.float32)
+            b_p_rstd = tl.zeros([ROWS], tl.float32)
+        else:
+            b_p_score = load_of_prefix(p_score, NO_SCORE, i_row, n_rows, n_blocks, n_sources, ROWS)
+            b_p_rstd = load_of_prefix(p_rstd, 0.0, i_row, n_rows, n_blocks, n_sources, ROWS)
+        b_alpha, b_p_alpha = softmax_of_sources(b_score, b_p_score)
+        b_e, b_p_e = b_e * b_rstd, b_p_e * b_p_rstd
+        b_delta = tl.sum(b_alpha * b_e, axis=1) + b_p_alpha * b_p_e
+        b_ds, b_p_ds = b_alpha * (b_e - b_delta[:, None]), b_p_alpha * (b_p_e - b_delta)
+        b_a, b_p_a = b_alpha * b_rstd, b_p_alpha * b_p_rstd
+        b_c, b_p_c = b_ds * b_rstd, b_p_ds * b_p_rstd
+        b_k = (b_alpha * b_e + b_ds * b_score) * b_rstd * b_rstd * (1.0 / D)
+        b_p_k = (b_p_alpha * b_p_e + b_p_ds * b_p_score) * b_p_rstd * b_p_rstd * (1.0 / D)
+        for i_col in tl.range(0, D, BLOCK_D):
+            n_cols = D - i_col
+            b_dg = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
+            for i in tl.range(0, n_here):
+                i_token = i_first + i
+                p_block = p_v + i_token * s_token + i_col
+                b_v = load_rows(p_block, s_block, n_blocks, n_cols, BLOCK_N, BLOCK_D, EXACT)
+                b_sum = pick_row(b_k, i * Q, ROWS)  # k, [BLOCK_N]
+                for q in tl.static_range(1, Q):
+                    b_sum += pick_row(b_k, i * Q + q, ROWS)
+                b_dv = b_v * -b_sum[:, None]
+                if p_prefix is not None:
+                    b_p = load_rows(p_prefix + i_token * s_prefix + i_col, 0, 1, n_cols, 1, BLOCK_D, EXACT)
+                    b_sum = pick_number(b_p_k, i * Q, ROWS)  # [1]
+                    for q in tl.static_range(1, Q):
+                        b_sum += pick_number(b_p_k, i * Q + q, ROWS)
+                    b_dp = b_p * -b_sum[:, None]
+                for q in tl.static_range(Q):
+                    b_g = load_rows(p_query + q * D + i_col, 0, 1, n_cols, 1, BLOCK_D, EXACT)
+                    b_dh = load_rows(p_dh + s_query * q + i_token * D + i_col, 0, 1, n_cols, 1, BLOCK_D, EXACT)
+                    b_factor = pick_row(b_c, i * Q + q, ROWS)[:, None]
+                    b_dv += b_g * b_factor + b_dh * pick_row(b_a, i * Q + q, ROWS)[:, None]
+                    b_part = tl.sum(b_v * b_factor, axis=0)[None, :]  # of dg, [1, BLOCK_D]
+                    if p_prefix is not None:
+                        b_factor = pick_number(b_p_c, i * Q + q, ROWS)[:, None]
+                        b_dp += b_g * b_factor + b_dh * pick_number(b_p_a, i * Q + q, ROWS)[:, None]
+                        b_part += b_p * b_factor
+                    if p_dg is not None:
+                        b_dg += tl.where(is_number(q, BLOCK_Q)[:, None], b_part, 0.0)
+                if p_dv is not None:
+                    p_row = p_dv + i_token * n_blocks * D + i_col
+                    store_rows(p_row, D, b_dv, n_blocks, n_cols, BLOCK_N, BLOCK_D, EXACT)
+                if p_dprefix is not None:
+                    store_rows(p_dprefix + i_token * D + i_col, 0, b_dp, 1, n_cols, 1, BLOCK_D, EXACT)
+            if p_dg is not None:
+                p_partial = p_dg + i_tile.to(tl.int64) * Q * D + i_col
+                store_rows(p_partial, D, b_dg, Q, n_cols, BLOCK_Q, BLOCK_D, EXACT)
+
+
+MAX_BLOCKS = 64
+_BLOCK_M = (
+    8  # tokens of a program on Ascend: a backward stores a partial sum [Q, D] for each tile, an eighth of a row a token
+)
+_CUDA_BLOCK_M = 2  # the tokens of all programs stay in an L2 cache of 50 MB
+_CUDA_ELEMENTS, _CUDA_COLUMNS, _WARPS, _PER_CORE = 8192, 1024, 8, 2
+_COLUMN_BYTES = 8 * 1024  # of a row's transfer on Ascend
+# Bytes of Unified Buffer for every element of a tile [blocks, columns] and of [queries, columns]; tests compile such tiles.
+_BYTES = {
+    ("forward", "dav-c220"): (24, 0),
+    ("forward", "dav-c310"): (24, 0),
+    ("backward", "dav-c220"): (32, 12),
+    ("backward", "dav-c310"): (32, 12),
+}
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class KeysTiling(Tiled):
+    """A tile of the sources of a token.
+
+    Attributes:
+        task: "forward" or "backward".
+        width, queries: D and Q.
+        device: the chip.
+        block_m, block_n, block_d: tokens of a program's turn, and sources and columns of a tile.
+        why: why this tile.
+        decided_at: file and line of the rule.
+    """
+
+    task: str
+    width: int
+    queries: int
+    device: Device = field(repr=False)
+    block_m: int
+    block_n: int
+    block_d: int
+    why: str = field(default="", compare=False)
+    decided_at: str = field(default="", compare=False)
+
+    def __repr__(self) -> str:
+        """As warnings name it."""
+        return f"kernel={self.task}, tile={self.block_n} x {self.block_d}, {self.block_m} tokens"
+
+    @property
+    def _is_cuda(self) -> bool:
+        return self.device.kind == "cuda"
+
+    @property
+    def constants(self) -> dict[str, int]:
+        sizes = {"ROWS": self.block_m * self.queries, "BLOCK_Q": self.queries}
+        if self._is_cuda:
+            sizes = {name: power_of_two(size) for name, size in sizes.items()}
+        blocks = {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "BLOCK_D": self.block_d, "ROWS": sizes["ROWS"]}
+        values = {"D": self.width, "Q": self.queries, **blocks}
+        return values if self.task == "forward" else {**values, "BLOCK_Q": sizes["BLOCK_Q"]}
+
+    @property
+    def options(self) -> dict[str, int]:
+        return {"num_warps": _WARPS} if self._is_cuda else {}
+
+    @property
+    def ub_bytes(self) -> int:
+        """Declared bytes of Unified Buffer."""
+        return footprint(_tiles(self, self.block_d), {}, self.device)
+
+    def tiles(self, n_tokens: int) -> int:
+        """Turns that the tokens take, and partial sums."""
+        return ceil(n_tokens / self.block_m)
+
+    def grid(self, n_tokens: int) -> int:
+        return persistent_grid(self.tiles(n_tokens), self.device, per_core=_PER_CORE if self._is_cuda else 1)
+
+    def smaller(self) -> "KeysTiling | None":
+        """Half of the columns, for a compiler that needs more memory on chip than was declared; None at the end."""
+        unit = self.device.ub_align // 2
+        if self.block_d <= unit:
+            return None
+        half = power_of_two(self.block_d) // 2 if self._is_cuda else round_up(ceil(self.block_d / 2), unit)
+        return dataclasses.replace(self, block_d=half, why="the compiler refused a larger tile")
+
+
+def _tiles(tiling: KeysTiling, columns: int | str) -> list[Tile]:
+    of_sources, of_queries = _BYTES[tiling.task, tiling.device.arch]
+    rows = tiling.block_m * tiling.queries
+    return [
+        Tile("sources", (tiling.block_n, columns), of_sources),
+        Tile("queries", (tiling.queries, columns), of_queries),
+        Tile("statistics", (rows, round_up(tiling.block_n, 8)), FP32, 10),
+    ]
+
+
+def choose(task: str, width: int, queries: int, n_blocks: int, itemsize: int, device: Device) -> KeysTiling | None:
+    """The widest tile of all sources that fits; None where none does."""
+    if n_blocks > MAX_BLOCKS:
+        return None
+    make = functools.partial(KeysTiling, task=task, width=width, queries=queries, device=device)
+    if device.kind == "cuda":
+        block_n = power_of_two(max(2, n_blocks))
+        block_d = min(power_of_two(width), _CUDA_COLUMNS, _CUDA_ELEMENTS // max(block_n, power_of_two(queries)))
+        why = f"at most {_CUDA_ELEMENTS} elements of all sources"
+        return make(block_m=_CUDA_BLOCK_M, block_n=block_n, block_d=block_d, why=why, decided_at=here())
+    unit = device.ub_align // 2
+    padded = round_up(width, unit)
+    tiling = make(block_m=_BLOCK_M, block_n=round_up(max(1, n_blocks), 2), block_d=unit)
+    columns = Block("COLUMNS", min(padded, _COLUMN_BYTES // itemsize), unit, unit)
+    try:
+        largest = fit(_tiles(tiling, "COLUMNS"), (columns,), device)["COLUMNS"]
+    except UnifiedBufferError:
+        return None
+    why = "the most columns of all sources that fit, in equal pieces"
+    return dataclasses.replace(tiling, block_d=equal_blocks(padded, largest, unit), why=why, decided_at=here())
+
+
+def keys(p: Plan, call: Keys) -> tuple[Any, ...]:
+    """h [Q, ..., D], s and r [T, Q, sources]; None for s and r unless `save`."""
+    wanted = call.results()
+    if 0 in call.bank.shape[:-2]:
+        return tuple(p.new(each) for each in wanted.values())
+    tiling = _choose(p, "forward", call)
+    if tiling is None:
+        made: tuple[Any, ...] = p.torch(compute_keys_of_fields, *call, makes=[*wanted.values()])
+        return made
+    sources, sizes = _sources(p, call)
+    results = {name: p.new(each) for name, each in wanted.items()}
+    p.launch(
+        attn_res_keys_kernel,
+        _NAMES["forward"],
+        tiling.grid(sizes["n_tokens"]),
+        reads={**sources, "p_query": p.contiguous(call.query)},
+        writes={f"p_{name}": each for name, each in results.items()},
+        sizes={**sizes, "eps": call.eps},
+    )
+    return tuple(results.values())
+
+
+def keys_backward(p: Plan, call: KeysBackward) -> tuple[Any, ...]:
+    """The gradients of the bank, the prefix and the queries; None for those that are not needed."""
+    wanted = call.results()
+    if 0 in call.bank.shape[:-2]:
+        return tuple(zero(p, p.new(each)) for each in wanted.values())
+    tiling = _choose(p, "backward", call)
+    if tiling is None:
+        made: tuple[Any, ...] = p.torch(compute_keys_backward_of_fields, *call, makes=[*wanted.values()])
+        return made
+    sources, sizes = _sources(p, call)
+    dbank, dprefix, dquery = (p.new(each) for each in wanted.values())
+    n_tokens = sizes["n_tokens"]
+    partials = None if dquery is None else p.new(Empty((tiling.tiles(n_tokens), *call.query.shape), torch.float32))
+    p.launch(
+        attn_res_keys_backward_kernel,
+        _NAMES["backward"],
+        tiling.grid(n_tokens),
+        reads={
+            "p_dh": p.contiguous(call.dh),
+            **sources,
+            "p_query": p.contiguous(call.query),
+            "p_score": p.contiguous(call.score),
+            "p_rstd": p.contiguous(call.rstd),
+        },
+        writes={"p_dv": dbank if dbank is not None and dbank.numel() else None, "p_dprefix": dprefix, "p_dg": partials},
+        sizes=sizes,
+    )
+    if partials is not None:
+        add_partials(p, "sum of dquery", partials, dquery)
+    return dbank, dprefix, dquery
+
+
+_NAMES = {"forward": "attn_res_keys forward", "backward": "attn_res_keys backward"}
+
+
+def _choose(p: Plan, task: str, call: Any) -> KeysTiling | None:
+    n_queries, width = call.query.shape
+    itemsize = max(each.dtype.itemsize for each in (call.bank, call.prefix) if each is not None)
+    chosen = choose(task, width, n_queries, call.bank.shape[-2], itemsize, p.chip)
+    return None if chosen is None else p.choose(_NAMES[task], chosen)
+
+
+def _sources(p: Plan, call: Any) -> tuple[dict[str, Any], dict[str, int]]:
+    """Pointers to the sources, and sizes and strides. Blocks lie at one stride, and tokens do; others are copied."""
+    bank, prefix = call.bank, followed(p, call.prefix)
+    *leading, n_blocks, width = bank.shape
+    rows = _rows_of_tokens(bank.shape, bank.strides)
+    if rows is None or bank.strides[-2] * n_blocks > INT32_END:  # offsets in a tile have 32 bits
+        bank = p.contiguous(bank)
+        rows = n_blocks * width
+    pointers = {"p_v": bank if n_blocks else prefix, "p_prefix": prefix}
+    sizes = {"n_blocks": n_blocks, "n_tokens": prod(leading), "s_block": bank.strides[-2], "s_token": rows}
+    return pointers, {**sizes, "s_prefix": stride_of(prefix)}
+
+
+def _rows_of_tokens(shape: Any, strides: Any) -> int | None:
+    """Elements from one token of a bank to the next; None where they do not follow one another at one stride."""
+    if 0 in shape:
+        return 0
+    layout = layout_of((*shape[:-2], shape[-1]), [(*strides[:-2], strides[-1])])
+    return layout.strides[0][1] if layout is not None and layout.n_outer == 1 else None
