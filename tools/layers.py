@@ -37,7 +37,7 @@ FOLDERS = {
         "reporting | tune",
         "plugin",
         "suite",
-        "cann | check",
+        "cann | check | conformance",
         "bounds | execute | lint | timing",
         "toolchain",
         "module",

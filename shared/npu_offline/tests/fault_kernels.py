@@ -293,7 +293,7 @@ def compared_mask_kernel(p_x, p_number, p_y, BLOCK: tl.constexpr, OPERATION: tl.
 
 @triton.jit
 def unsigned_kernel(p_x, p_y, BLOCK: tl.constexpr, DTYPE: tl.constexpr, OPERATION: tl.constexpr):
-    """Of x, whose bits are those of DTYPE: shifted by one, widened to int64, or the larger or smaller one of x and 1."""
+    """Of x, whose bits are those of DTYPE: shifted by one, as int64 or fp16, or the larger or smaller one of x and 1."""
     o = tl.arange(0, BLOCK)
     b_x = tl.load(p_x + o).to(DTYPE, bitcast=True)
     b_one = tl.full([BLOCK], 1, DTYPE)
@@ -305,6 +305,8 @@ def unsigned_kernel(p_x, p_y, BLOCK: tl.constexpr, DTYPE: tl.constexpr, OPERATIO
         b_y = b_x.to(tl.int64)
     elif OPERATION == "masked wider":
         b_y = tl.load(p_x + o).to(tl.int64) & 0xFFFFFFFF
+    elif OPERATION == "float16":
+        b_y = b_x.to(tl.float16)
     elif OPERATION == "maximum":
         b_y = tl.maximum(b_x, b_one)
     else:

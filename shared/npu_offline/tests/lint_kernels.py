@@ -156,3 +156,8 @@ def suppressed_without_reason(x_ptr, y_ptr, BN: tl.constexpr):
 def suppressed_without_rule(x_ptr, y_ptr, BN: tl.constexpr):
     # lint: allow everything: because
     tl.store(y_ptr + tl.arange(0, BN), tl.load(x_ptr + tl.arange(0, BN)))
+
+
+@triton.jit
+def take_upper_half(x_ptr, y_ptr, BN: tl.constexpr):
+    tl.store(y_ptr + tl.arange(0, BN), (tl.load(x_ptr + tl.arange(0, BN)) >> 32).to(tl.int32))

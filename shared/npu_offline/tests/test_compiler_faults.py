@@ -369,6 +369,14 @@ def test_unsigned_vectors_are_taken_as_signed(toolchain, operation, bits):
         assert torch.equal(y, wrong if final and bits > 8 else exact), GONE
 
 
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_uint32_becomes_fp16_as_a_signed_number(toolchain):
+    x, y = torch.tensor([-1, -5, 7, 2**30] * 16, dtype=torch.int32), torch.empty(64, dtype=torch.float16)
+    for final in (False, True):
+        run(unsigned_kernel, (x, y), toolchain, final, BLOCK=64, DTYPE=tl.uint32, OPERATION="float16")
+        assert y[:4].tolist() == ([-1, -5, 7, torch.inf] if final else [torch.inf, torch.inf, 7, torch.inf]), GONE
+
+
 @pytest.mark.parametrize(("operation", "dtype"), [("masked >>", torch.int32), ("masked wider", torch.int64)])
 @pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
 def test_a_mask_makes_them_unsigned(toolchain, operation, dtype):

@@ -38,6 +38,7 @@ from lint_kernels import (
     suppressed_without_rule,
     take_by_exchange,
     take_by_or,
+    take_upper_half,
     transpose_in_memory,
     transpose_on_chip,
     wait_for_turn,
@@ -45,6 +46,7 @@ from lint_kernels import (
 from npu_offline import OfflineError, record
 from npu_offline.cli import main
 from npu_offline.lint import RULES, lint_kernel
+from npu_offline.toolchain.compilation import front_end_of
 
 F32, BF16 = torch.float32, torch.bfloat16
 
@@ -209,6 +211,12 @@ def test_unsigned_bytes_are_left_alone(given, found):
     x = torch.empty(64, dtype=torch.int8 if given == tl.uint8 else torch.int16)
     launch = launched(unsigned_kernel, x, x, BLOCK=64, DTYPE=given, OPERATION="maximum")
     assert ("unsigned-arithmetic" in rules(launch)) == found
+
+
+def test_a_shift_whose_sign_bits_are_cut_off_is_left_alone():
+    launch = launched(take_upper_half, torch.zeros(64, dtype=torch.int64), index(64), BN=64)
+    assert "arith.shrui" in front_end_of(launch)[1]
+    assert "unsigned-arithmetic" not in rules(launch)
 
 
 def test_wide_integers_are_found_in_sums_too():

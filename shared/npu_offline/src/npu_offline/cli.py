@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from .commands import all as all_commands
-from .commands import bounds, check, lint, maintenance, releases, report, run, time, tune
+from .commands import bounds, check, conformance, lint, maintenance, releases, report, run, time, tune
 from .errors import OfflineError
 from .execute.settings import timed
 from .toolchain import compilers
@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     bounds.add_parser(commands)
     run.add_parser(commands)
     lint.add_parser(commands)
+    conformance.add_parser(commands)
     releases.add_parser(commands)
     time.add_parser(commands)
     tune.add_parser(commands)

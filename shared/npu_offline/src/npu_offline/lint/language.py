@@ -38,7 +38,13 @@ def _may_be_true(value: SSAValue) -> bool:
 def unsigned_arithmetic(compiled: Compiled) -> Iterator[str]:
     """Tensors of uint16, uint32 and uint64 are shifted to the right, widened and compared for the larger one as signed
     numbers (compiler fault 22). Shift and widen with a mask: `(x >> 1) & 0x7FFFFFFF`, `x.to(tl.int64) & 0xFFFFFFFF`."""
-    done = {"arith.shrui": ">>", "arith.extui": "a wider type", "arith.maxui": "tl.maximum", "arith.minui": "tl.minimum"}
+    done = {
+        "arith.shrui": ">>",
+        "arith.extui": "a wider type",
+        "arith.maxui": "tl.maximum",
+        "arith.minui": "tl.minimum",
+        "arith.uitofp": "a float",
+    }
     for op, line in compiled.triton:
         if name_of(op) in done and tensor(op.operands[0]) and _bits(op.operands[0]) > _BYTE and not _is_cut(op):
             yield f"{done[name_of(op)]} of a tensor of uint{_bits(op.operands[0])}{line}"
@@ -53,7 +59,8 @@ def _is_cut(op: Operation) -> bool:
     if not isinstance(amount, DenseIntOrFPElementsAttr) or not all(name_of(use) == "arith.trunci" for use in uses):
         return False
     kept = max((_bits(use.results[0]) for use in uses), default=0)
-    return kept + max(amount.iter_values()) <= _bits(op.operands[0])
+    shifted = max(each for each in amount.iter_values() if isinstance(each, int))
+    return kept + shifted <= _bits(op.operands[0])
 
 
 def rounded_division(compiled: Compiled) -> Iterator[str]:
