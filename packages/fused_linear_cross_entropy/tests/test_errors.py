@@ -261,6 +261,16 @@ REFUSED = {
         ValueError,
         "vocab_parts is 2 and must divide the vocabulary, 11, into parts of which weight's 11 rows are some",
     ),
+    "a kept set without a target": (
+        lambda: linear_log_probs(X, W, kept=Y[:, None], return_entropy=True),
+        ValueError,
+        "kept must be left out where target is None",
+    ),
+    "a kept set of another shape": (
+        lambda: linear_log_probs(X, W, Y, kept=Y),
+        ValueError,
+        r"kept has shape \(2,\) and must have shape \(2, K\)",
+    ),
     "no parts": (lambda: linear_log_probs(X, W, Y, batch_invariant=True, vocab_parts=0), ValueError, "vocab_parts is 0"),
     "targets of invariant batches": (
         lambda: linear_log_probs(X, W, Y[:1], batch_invariant=True),

@@ -35,6 +35,47 @@ def test_an_id_is_ignored_that_is_a_column_too():
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("beside", [{}, {"return_entropy": True, "top_k": 2}])
+def test_a_kept_set_is_all_that_a_log_probability_is_of(device, beside):
+    """Ragged sets; a token without one has the whole vocabulary, and an ignored one stays 0."""
+    tensors = log_probs.make(temperature=True)
+    target, bias = tensors["target"], torch.randn(123, generator=torch.Generator().manual_seed(3))
+    kept = torch.stack([torch.randperm(123, generator=torch.Generator().manual_seed(i))[:9] for i in range(21)]).view(
+        3, 7, 9
+    )
+    kept[..., 0] = target
+    kept[1, :, 4:] = -100
+    kept[0, 1] = -100
+    leaves = [tensors["x"], tensors["weight"], bias, tensors["temperature"]]
+    whole = [each.double().requires_grad_() for each in leaves]
+    z = (whole[0] @ whole[1].t() + whole[2]) / whole[3].unsqueeze(-1)
+    outside = torch.ones(3, 7, 124, dtype=torch.bool).scatter(-1, kept.where(kept >= 0, 123), False)[..., :123]
+    outside[0, 1] = False
+    of_target = z.masked_fill(outside, -torch.inf).log_softmax(-1).gather(-1, target.clamp_min(0).unsqueeze(-1)).squeeze(-1)
+    expected = torch.where(target == -100, 0.0, of_target)
+    own = [each.to(device.torch).requires_grad_() for each in leaves]
+    given = {"temperature": own[3], "kept": kept.to(device.torch), **beside}
+    found = linear_log_probs(own[0], own[1], target.to(device.torch), own[2], **given)
+    if beside:
+        assert found.ids_log_probs is None and (found.entropy.cpu() > 0)[target >= 0].all()
+        found = found.log_probs
+    torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-5, atol=1e-5)
+    seen = torch.randn(3, 7, generator=torch.Generator().manual_seed(4))
+    ours = torch.autograd.grad((found * seen.to(device.torch)).sum(), own)
+    theirs = torch.autograd.grad((expected * seen).sum(), whole)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one.cpu().double(), other, rtol=1e-4, atol=1e-5)
+
+
+def test_ids_beside_a_kept_set_are_of_the_whole_vocabulary():
+    tensors = log_probs.make()
+    given = [tensors[name] for name in ("x", "weight", "target")]
+    alone = linear_log_probs(*given, ids=tensors["ids"])
+    beside = linear_log_probs(*given, ids=tensors["ids"], kept=torch.arange(123).expand(3, 7, 123))
+    for one, other in zip(beside[:3], alone[:3], strict=True):  # a set of everything changes nothing
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5) if one is not None else None
+
+
 def test_an_id_outside_the_vocabulary(device):
     tensors = log_probs.make()
     x, weight, ids = (tensors[name].to(device.torch) for name in ("x", "weight", "ids"))

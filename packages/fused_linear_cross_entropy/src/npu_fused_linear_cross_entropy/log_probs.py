@@ -28,6 +28,7 @@ def linear_log_probs(
     bias: Tensor | None = None,
     *,
     ids: Tensor | None = None,
+    kept: Tensor | None = None,
     top_k: int | None = None,
     temperature: float | Tensor = 1.0,
     ignore_index: int = -100,
@@ -72,6 +73,9 @@ def linear_log_probs(
         bias: [V], x's dtype or fp32.
         ids: [..., K], int64 or int32: return the log-probabilities of these columns too. Of one that is `ignore_index` it
             is 0, without a gradient. A column may be named more than once. Tokens that do not count may have any.
+        kept: [..., K], int64 or int32: the columns that a sampler kept (top-p, top-k), each once, filled up with
+            `ignore_index`. log_probs is then z_y - log sum_kept exp z, renormalised over them; of a token without any it
+            stays as it is. The target should be one of them. Other outputs are of the whole vocabulary.
         top_k: return so many of the largest log-probabilities of each token, and their columns. Which of equal logits come
             first is not said.
         temperature: a number above 0, or a tensor of such numbers that expands to [...], x's dtype or fp32.
@@ -100,10 +104,10 @@ def linear_log_probs(
         IndexError: a target or an id is outside the vocabulary (CPU). On an accelerator its log-probability is NaN.
 
     Source: torch.nn.functional.cross_entropy, negated; batch invariance: He et al., "Defeating Nondeterminism in LLM
-    Inference", Thinking Machines Lab, 2025.
+    Inference", Thinking Machines Lab, 2025; `kept`: DeepSeek-V3.2, 2025.
     """
     is_plain = target is not None and ids is None and counted_tokens is None and weight_grad is None and adapter is None
-    is_plain = is_plain and top_k is None and type(temperature) is float and temperature == 1.0
+    is_plain = is_plain and kept is None and top_k is None and type(temperature) is float and temperature == 1.0
     is_plain = is_plain and not (return_square_sum or return_mean_logit or return_is_top or batch_invariant)
     is_whole = process_group is None and vocab_range is None and vocab_size is None and isinstance(weight, Tensor)
     if is_plain and is_whole and not (isinstance(x, Tensor) and is_autocast(x)):
@@ -159,7 +163,12 @@ def linear_log_probs(
     targets = torch.full(shape, int(ignore_index == 0), device=x.device) if target is None else target  # not ignored
     check_loss(x, weight, targets, bias, None, frozen, options)
     check_counted(counted_tokens, targets, options)
-    _check_ids(ids, x, targets, counted_tokens, options)
+    for name, columns in (("ids", ids), ("kept", kept)):
+        _check_ids(name, columns, x, targets, counted_tokens, options)
+    if kept is not None:
+        if target is None:
+            raise ValueError("kept must be left out where target is None.")
+        ids = kept if ids is None else torch.cat((ids.long(), kept.long()), -1)
     is_loss = (
         has_target
         and ids is None
@@ -202,6 +211,8 @@ def linear_log_probs(
         found = LogProbs(*[None if one is None else one[:tokens].view((*shape, *one.shape[1:])) for one in of_rows])
     if is_loss and found.log_probs is not None:
         found = replaced(found, log_probs=-found.log_probs)
+    if kept is not None:
+        found = _renormalised(found, kept, are_counted(targets, ignore_index), ignore_index)
     if is_more:
         return found
     assert found.log_probs is not None
@@ -259,21 +270,35 @@ def _rates(temperature: Tensor, x: Tensor, shape: torch.Size) -> Tensor:
     return 1.0 / temperature.to(statistics_dtype(x.dtype)).expand(shape)
 
 
-def _check_ids(ids: Tensor | None, x: Tensor, target: Tensor, counted: int | Tensor | None, options: Options) -> None:
+def _renormalised(found: LogProbs, kept: Tensor, counted: Tensor, ignore_index: int) -> LogProbs:
+    """Log-probabilities among the kept columns, which are the last of the ids."""
+    assert found.log_probs is not None and found.ids_log_probs is not None
+    named = found.ids_log_probs
+    others, among = named.split((named.shape[-1] - kept.shape[-1], kept.shape[-1]), -1)
+    is_id = kept != ignore_index
+    has_ids = is_id.any(-1) & counted
+    total = among.masked_fill(~is_id & has_ids.unsqueeze(-1), -torch.inf).logsumexp(-1)  # finite where there are no ids
+    log_probs = found.log_probs - torch.where(has_ids, total, 0.0)
+    return replaced(found, log_probs=log_probs, ids_log_probs=others if others.shape[-1] else None)
+
+
+def _check_ids(
+    name: str, ids: Tensor | None, x: Tensor, target: Tensor, counted: int | Tensor | None, options: Options
+) -> None:
     """Those of tokens that do not count may be anything."""
-    arguments.tensor("ids", ids, or_none=True)
+    arguments.tensor(name, ids, or_none=True)
     if ids is None:
         return
-    arguments.dtype("ids", ids, torch.int64, torch.int32)
+    arguments.dtype(name, ids, torch.int64, torch.int32)
     shape = target.shape
     if ids.dim() != x.dim() or ids.shape[:-1] != shape or not ids.shape[-1]:
-        raise ValueError(f"ids has shape {tuple(ids.shape)} and must have shape {_with_ids(shape)}, K at least 1.")
-    arguments.device("ids", ids, x, "x's")
+        raise ValueError(f"{name} has shape {tuple(ids.shape)} and must have shape {_with_ids(shape)}, K at least 1.")
+    arguments.device(name, ids, x, "x's")
     if can_be_read(ids, target, counted):
         tokens = are_counted(target, options.ignore_index)
         if isinstance(counted, Tensor):
             tokens = tokens & listed(counted, target.numel()).view(shape)
-        check_columns("ids", ids, options, tokens.unsqueeze(-1))
+        check_columns(name, ids, options, tokens.unsqueeze(-1))
 
 
 def _with_ids(shape: torch.Size) -> str:
