@@ -6,98 +6,234 @@ import pickle
 import pytest
 import torch
 from npu_rms_norm import RMSNorm, patch, use_kernels
-from npu_rms_norm.patching import FORMULAS, GATED
 from torch import nn
 
 from testing.other_paths import FunctionMode, Packed, replaced, tripled
 
 
-def known_class(name, *, module="transformers.models.any.modeling_any", eps="variance_epsilon", start=torch.ones):
-    def initialise(self, width):
-        nn.Module.__init__(self)
-        self.weight = nn.Parameter(start(width))
-        setattr(self, eps, 1e-5)
+class Norm(nn.Module):
+    """As transformers writes it. Llama rounds before the weight and promotes, the others round the result."""
+
+    def __init__(self, width, kind="llama", eps=1e-5):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(width))
+        self.epsilon, self.kind = eps, kind
 
     def forward(self, hidden_states):
-        raise AssertionError("the original forward ran")
-
-    return type(name, (nn.Module,), {"__init__": initialise, "forward": forward, "__module__": module})
-
-
-def formula(x, weight, eps, offset, llama):
-    """As transformers writes it: Llama rounds before the weight and promotes, the others round the result."""
-    normalised = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)
-    if llama:
-        return weight * normalised.to(x.dtype)
-    return (normalised * (offset + weight.float())).to(x.dtype)
-
-
-@pytest.mark.parametrize("name", ["LlamaRMSNorm", "Olmo2RMSNorm", "GemmaRMSNorm"])
-@pytest.mark.parametrize("dtypes", [("float32",) * 2, ("bfloat16",) * 2, ("bfloat16", "float32"), ("float32", "bfloat16")])
-def test_rounds_as_the_class_does(name, dtypes):
-    dtype, weight_dtype = (getattr(torch, each) for each in dtypes)
-    module = known_class(name, eps=FORMULAS[name].eps)(64).to(weight_dtype)
-    nn.init.normal_(module.weight)
-    assert patch(module).replaced
-    x = torch.randn(3, 5, 64).to(dtype)
-    y = module(x)
-    expected = formula(x, module.weight, 1e-5, FORMULAS[name].offset, name == "LlamaRMSNorm")
-    assert y.dtype == expected.dtype
-    assert torch.equal(y, expected)
-    y.sum().backward()
-    assert module.weight.grad.dtype == weight_dtype
+        x = hidden_states
+        wide = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.epsilon)
+        if self.kind == "llama":
+            return self.weight * wide.to(x.dtype)
+        if self.kind == "llama, first fp32":  # Llama 4
+            return wide.type_as(x) * self.weight
+        if self.kind == "t5":
+            return self.weight * (wide if self.weight.dtype == torch.float32 else wide.to(self.weight.dtype))
+        if self.kind == "summed":
+            return (wide * (1.0 + self.weight).float()).type_as(x)
+        if self.kind == "none":
+            rstd = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.epsilon).to(x.dtype)
+            return x * rstd * self.weight.to(x.dtype)
+        if self.kind == "unweighted":
+            return wide.to(x.dtype)
+        return (wide * ({"gemma": 1.0, "olmo": 0.0}[self.kind] + self.weight.float())).to(x.dtype)
 
 
-def gated_formula(name, module, x, gate):
-    """As transformers writes it."""
-    wide, act = x.float(), torch.sigmoid if module.activation == "sigmoid" else nn.functional.silu
-    eps = module.variance_epsilon
-    if name.startswith("Mamba"):
-        wide = wide if gate is None else wide * nn.functional.silu(gate.float())
-        wide = wide.unflatten(-1, (-1, module.group_size))
-        wide = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).flatten(-2)
-        return module.weight * wide.to(x.dtype)
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    wide = module.weight.float() * wide if name.startswith("Kimi") else module.weight * wide.to(x.dtype)
-    return (wide * act(gate.float())).to(x.dtype)
+class Grouped(Norm):
+    def __init__(self, width, size):
+        super().__init__(width, "gemma")
+        self.group_size = size
+
+    def forward(self, hidden_states):
+        x = hidden_states.float().unflatten(-1, (-1, self.group_size))
+        wide = (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.epsilon)).flatten(-2)
+        return (wide * (1.0 + self.weight.float())).to(hidden_states.dtype)
+
+
+DTYPES = [("float32",) * 2, ("bfloat16",) * 2, ("bfloat16", "float32"), ("float32", "bfloat16"), ("float16",) * 2]
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
+    "make",
     [
-        ("Qwen3NextRMSNormGated", {"activation": "silu"}),
-        ("KimiLinearRMSNormGated", {"activation": "sigmoid"}),
-        ("MambaRMSNormGated", {"group_size": 64}),
-        ("MambaRMSNormGated", {"group_size": 16}),
-        ("MambaRMSNormGated", {"group_size": 64, "gated": False}),
+        lambda: Norm(64),
+        lambda: Norm(64, "llama, first fp32"),
+        lambda: Norm(64, "gemma"),
+        lambda: Norm(64, "olmo"),
+        lambda: Norm(64, "t5"),
+        lambda: Norm(64, "summed"),
+        lambda: Norm(64, "none"),
+        lambda: Norm(64, "unweighted"),
+        lambda: Grouped(64, 16),
+        lambda: Grouped(64, 64),
+        lambda: Norm(1, "olmo"),
+        lambda: Norm(3000),
     ],
 )
-@pytest.mark.parametrize("dtypes", [("float32",) * 2, ("bfloat16",) * 2, ("bfloat16", "float32"), ("float32", "bfloat16")])
-def test_gated_norms_round_as_the_class_does(name, options, dtypes):
+@pytest.mark.parametrize("dtypes", DTYPES)
+@pytest.mark.filterwarnings("ignore:.*rounds torch.float32")
+def test_rounds_as_the_class_does(make, dtypes):
     dtype, weight_dtype = (getattr(torch, each) for each in dtypes)
-    module = known_class(name)(64).to(weight_dtype)
-    module.activation, module.group_size = options.get("activation", "silu"), options.get("group_size")
-    nn.init.normal_(module.weight)
-    assert patch(module).replaced
-    x, gate = torch.randn(3, 5, 64).to(dtype), torch.randn(3, 5, 64).to(dtype)
-    gate = gate if options.get("gated", True) else None
-    y, expected = module(x, gate), gated_formula(name, module, x, gate)
+    module = make().to(weight_dtype)
+    plain = copy.deepcopy(module)
+    report = patch(module)
+    assert report.replaced
+    x = torch.randn(3, 5, module.weight.shape[0]).to(dtype).requires_grad_()
+    y, expected = module(x), plain(x)
     assert y.dtype == expected.dtype
     assert torch.equal(y, expected)
+    assert not report.fell_back or (module.kind, dtypes) in ALONE
+    dy = torch.randn_like(y)
+    y.backward(dy)
+    expected.backward(dy)
+    assert (module.weight.grad is None) == (plain.weight.grad is None)
+    if plain.weight.grad is not None:
+        assert module.weight.grad.dtype == weight_dtype
+        torch.testing.assert_close(module.weight.grad, plain.weight.grad, rtol=2**-5, atol=2**-5)
+
+
+# What none of our functions computes: the product of fp32 rows is rounded to the weight's bf16, or the other way about.
+ALONE = {("t5", ("float32", "bfloat16")), ("none", ("bfloat16", "float32")), ("none", ("float32", "bfloat16"))}
+
+
+class GatedNorm(nn.Module):
+    """As transformers writes it."""
+
+    def __init__(self, width, kind, activation="silu", size=None):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(width))
+        self.variance_epsilon, self.kind, self.activation, self.group_size = 1e-5, kind, activation, size
+
+    def forward(self, hidden_states, gate=None):
+        x, wide, act = hidden_states, hidden_states.float(), ACTIVATIONS[self.activation]
+        if self.kind == "mamba":
+            wide = wide if gate is None else wide * act(gate.float())
+            wide = wide.unflatten(-1, (-1, self.group_size))
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        if self.kind == "mamba":
+            return self.weight * wide.flatten(-2).to(x.dtype)
+        wide = self.weight.float() * wide if self.kind == "kimi" else self.weight * wide.to(x.dtype)
+        return (wide * act(gate.float())).to(x.dtype)
+
+
+ACTIVATIONS = {"silu": nn.functional.silu, "sigmoid": torch.sigmoid, "gelu": nn.functional.gelu}
+
+
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        (("qwen3_next",), True),
+        (("kimi", "sigmoid"), True),
+        (("mamba", "silu", 64), True),
+        (("mamba", "silu", 16), True),
+        (("mamba", "silu", 64), False),
+    ],
+)
+@pytest.mark.parametrize("dtypes", [*DTYPES[:4], ("float32", "bfloat16", "bfloat16")])
+def test_gated_norms_round_as_the_class_does(options, given, dtypes):
+    dtype, weight_dtype, gate_dtype = (getattr(torch, each) for each in (*dtypes, dtypes[0])[:3])
+    module = GatedNorm(64, *options).to(weight_dtype)
+    plain = copy.deepcopy(module)
+    report = patch(module)
+    assert report.replaced
+    assert "gated_rms_norm" in report.replaced[0].text
+    x, gate = torch.randn(3, 5, 64).to(dtype), torch.randn(3, 5, 64).to(gate_dtype) if given else None
+    y, expected = module(x, gate), plain(x, gate)
+    assert y.dtype == expected.dtype
+    assert torch.equal(y, expected)
+    assert not report.fell_back
     y.sum().backward()
     assert module.weight.grad.dtype == weight_dtype
 
 
-def test_an_activation_that_is_not_known_is_left_and_named():
-    module = known_class("Qwen3NextRMSNormGated")(8)
-    module.activation = "gelu"
+class HalvedNorm(Norm):
+    def forward(self, hidden_states):
+        return 0.5 * super().forward(hidden_states)
+
+
+class OfConstantRowsNorm(Norm):
+    def forward(self, hidden_states):
+        return super().forward(hidden_states.detach())
+
+
+class WithConstantEpsNorm(Norm):
+    def forward(self, hidden_states):
+        return (hidden_states * torch.rsqrt(hidden_states.pow(2).mean(-1, keepdim=True) + 1e-5)) * self.weight
+
+
+class OverTokensNorm(Norm):
+    """Of four dimensions, otherwise than of three."""
+
+    def forward(self, hidden_states):
+        return super().forward(hidden_states if hidden_states.dim() < 4 else hidden_states.flip(1))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        HalvedNorm(64),
+        OfConstantRowsNorm(64),
+        WithConstantEpsNorm(64),
+        OverTokensNorm(64),
+        GatedNorm(64, "qwen3_next", "gelu"),
+        nn.LayerNorm(64, bias=False),
+        nn.LayerNorm(64, elementwise_affine=False),
+        nn.BatchNorm1d(64, affine=False, track_running_stats=False),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_a_norm_that_computes_anything_else_is_left_with_the_reason(module):
     (left,) = patch(module).left
-    assert "'gelu'" in left.text
+    assert left.text.startswith("no RMSNorm that is known: ")
 
 
-def test_every_gated_class_has_one_of_three_formulas():
-    assert len(GATED) == 13
-    assert all(name.endswith("RMSNormGated") for name in GATED)
+def test_a_class_of_any_name_is_known_and_another_one_is_not_named():
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(8))
+            self.rate = 0.5
+
+        def forward(self, x):
+            return x * self.gain
+
+    Rooted = type("Rooted", (Norm,), {})
+    report = patch(nn.ModuleDict({"scale": Scale(), "rooted": Rooted(8), "linear": nn.Linear(8, 8, bias=False)}))
+    assert [entry.name for entry in report.replaced] == ["rooted"]
+    assert report.left == ()
+
+
+def test_settings_that_change_later_run_the_class_s_own_forward():
+    module = Norm(64)
+    plain, x = copy.deepcopy(module), torch.randn(2, 64)
+    patch(module)
+    module.epsilon = plain.epsilon = 0.5  # read at each call
+    assert torch.equal(module(x), plain(x))
+    module.kind = plain.kind = "gemma"
+    with pytest.warns(UserWarning, match="settings have changed"):
+        assert torch.equal(module(x), plain(x))
+
+
+def test_to_look_at_a_model_leaves_it_and_the_random_numbers_alone():
+    class NoisyNorm(Norm):
+        seen = 0
+
+        def forward(self, hidden_states):
+            self.seen += 1
+            return super().forward(hidden_states) + torch.randn(1)
+
+    noisy = nn.ModuleDict({"norm": NoisyNorm(8)})
+    before, weight = torch.random.get_rng_state(), noisy["norm"].weight.detach().clone()
+    assert patch(noisy).left
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(noisy["norm"].weight, weight)
+    assert noisy["norm"].seen == 0
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_a_class_is_looked_at_on_a_cpu_wherever_its_weight_is(device):
+    with torch.device(device), torch.inference_mode():
+        module = Norm(64)
+        assert patch(module).replaced
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
@@ -126,18 +262,17 @@ def test_kernels_run_in_place_of_the_forward(device):
 
 
 def test_what_is_not_known_is_left_and_named():
-    class LlamaRMSNorm(nn.RMSNorm):
-        """Of the user's own, with a known name."""
+    class Own(nn.RMSNorm):
+        """Leaves torch's forward alone."""
 
-    gated = known_class("OtherRMSNormGated")(8)
-    quantised, hooked = known_class("LlamaRMSNorm")(8), nn.RMSNorm(8)
+    gated, quantised, hooked = GatedNorm(8, "qwen3_next", "gelu"), Norm(8), nn.RMSNorm(8)
     quantised.weight = nn.Parameter(torch.ones(8, dtype=torch.int8), requires_grad=False)
     hooked.forward = lambda x: x
     modules = {
         "ours": RMSNorm(8),
         "layer_norm": nn.LayerNorm(8),
         "gated": gated,
-        "own": LlamaRMSNorm(8),
+        "own": Own(8),
         "two": nn.RMSNorm((2, 8)),
         "quantised": quantised,
         "hooked": hooked,
@@ -147,9 +282,9 @@ def test_what_is_not_known_is_left_and_named():
     model = nn.ModuleDict(modules)
     before = {name: type(module) for name, module in modules.items()}
     report = patch(model)
-    assert [entry.name for entry in report.replaced] == ["known"]
+    assert [entry.name for entry in report.replaced] == ["own", "known"]
     reasons = {entry.name: entry.text for entry in report.left}
-    assert reasons.keys() == {"ours", "layer_norm", "gated", "own", "two", "quantised", "hooked"}
+    assert reasons.keys() == {"ours", "layer_norm", "gated", "two", "quantised", "hooked"}
     assert "2 dimensions" in reasons["two"]
     assert "int8" in reasons["quantised"]
     assert "forward was replaced" in reasons["hooked"]
@@ -211,23 +346,31 @@ def test_what_torch_would_see_or_change_is_left_to_torch(path):
 
 
 def test_a_forward_of_the_class_that_was_replaced_is_kept():
-    known = known_class("LlamaRMSNorm")
+    known = type("OtherNorm", (Norm,), {"forward": Norm.forward})
     patched, x = known(8), torch.ones(2, 8)
     report = patch(patched)
     with replaced(known, "forward", lambda forward: lambda self, hidden_states: 3 * hidden_states):
-        with pytest.warns(UserWarning, match="forward of the class LlamaRMSNorm was replaced"):
+        with pytest.warns(UserWarning, match="forward of the class OtherNorm was replaced"):
             assert torch.equal(patched(x), 3 * x)
-        assert "class LlamaRMSNorm was replaced" in patch(known(8)).left[0].text
-    assert "class LlamaRMSNorm was replaced" in str(report)
+        assert "class OtherNorm was replaced" in patch(known(8)).left[0].text
+    assert "class OtherNorm was replaced" in str(report)
     assert not torch.equal(patched(x), 3 * x)
 
 
 @pytest.mark.parametrize(
-    ("name", "given"), [("LlamaRMSNorm", "hidden_states"), ("MambaRMSNormGated", "hidden_states"), (None, "x")]
+    ("module", "given"),
+    [(Norm(8), "hidden_states"), (GatedNorm(8, "mamba", "silu", 8), "hidden_states"), (nn.RMSNorm(8), "x")],
 )
-def test_arguments_by_name(name, given):
-    module, x = known_class(name)(8) if name else nn.RMSNorm(8), torch.randn(2, 8)
+def test_arguments_by_name(module, given):
+    x = torch.randn(2, 8)
     patch(module)
     assert torch.equal(module(**{given: x}), module(x))
     with pytest.raises(TypeError):
         module(rows=x)
+
+
+def test_a_subclass_of_torch_s_norm_asks_for_torch_s_function():
+    module, x = type("Own", (nn.RMSNorm,), {})(8), torch.randn(2, 8)
+    assert patch(module).replaced
+    with replaced(nn.functional, "rms_norm", tripled), pytest.warns(UserWarning, match="rms_norm was replaced"):
+        assert torch.allclose(module(x), 3 * nn.RMSNorm(8)(x) / 3)

@@ -25,8 +25,7 @@ from torch import Tensor
 #     its formula in tests/test_reference.py; the number of its roundings in `check` of tests/formula.py; what it rounds in
 #     tests/test_final.py (`test_final_modules_round_where_the_mode_says`); the lists of modes in other tests and in
 #     tools/cuda_calls/rms_norm.py (`git grep -n '"gemma"'` finds them); and the lists of calls that have a row for each
-#     mode, tests/ascend_calls.py; the table of modes in tools/docs/pages/operators/rms_norm.md; and `Formula` in
-#     patching.py, if a model has the mode
+#     mode, tests/ascend_calls.py; and the table of modes in tools/docs/pages/operators/rms_norm.md
 #
 # A mode that rounds something else needs a new column as well: here, in `Rounding` and in the constants of `Shape`, where
 # reference.py (`_round`) and formula.py (`round_to`) round, in the signature and the calls of every kernel of this package

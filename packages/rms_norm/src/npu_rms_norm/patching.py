@@ -1,21 +1,67 @@
-"""RMSNorm in a model that is there already: `patch(model)`, and which classes compute what our functions do.
+"""RMSNorm in a model that is there already: `patch(model)`, and what a class computes in terms of our functions.
 
-A class of transformers is known by its name and the package that it is from. Which formula it has was read from its source,
-release 5.23 of transformers, and a test compares the two for every name below.
+A class is known by its results, not by its name: its forward runs on a CPU, in a twin of the module with weights of ours.
+`rms_norm` or `gated_rms_norm` has to give the same, for each pair of dtypes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import inspect
+import itertools
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from npu_tiling.calls import statistics_dtype
-from npu_tiling.models import Derived, Patch, Replacement, derived, in_order, stands_for, swap_classes, with_signature_of
+from npu_tiling.models import (
+    Derived,
+    Patch,
+    Replacement,
+    as_constant,
+    derived,
+    in_order,
+    obstacle,
+    replaced_forward,
+    stands_for,
+    swap_classes,
+    with_signature_of,
+)
 from torch import Tensor, nn
 
 from .api import gated_rms_norm, rms_norm
+from .call import CASTING_MODES
 from .reference import ACTIVATIONS
+
+
+class Way(NamedTuple):
+    """What one of our functions is called with.
+
+    Attributes:
+        casting_mode, offset, dtype: see `rms_norm`.
+        weight: "whole": the function has it; "summed": the function has 1 + weight, in the weight's dtype; "after": it
+            multiplies what the function returns; "none": there is none.
+        columns: each group of so many is normalised by itself; None for the whole row.
+        activation, norm_before_gate: see `gated_rms_norm`.
+    """
+
+    casting_mode: str
+    offset: float = 0.0
+    weight: str = "whole"
+    dtype: torch.dtype | None = None
+    columns: int | None = None
+    activation: str | None = None
+    norm_before_gate: bool = True
+
+    def __str__(self) -> str:
+        options = f'casting_mode="{self.casting_mode}"'
+        if self.activation is None:
+            return f"rms_norm({options}, offset={self.offset})"
+        return f'gated_rms_norm({options}, norm_before_gate={self.norm_before_gate}, activation="{self.activation}")'
+
+
+Dtypes = tuple[torch.dtype, torch.dtype | None, torch.dtype | None]  # of x, the weight and the gate
 
 
 @dataclass(frozen=True)
@@ -23,92 +69,52 @@ class Formula:
     """How a class computes RMSNorm.
 
     Attributes:
-        casting_mode, offset: see `rms_norm`.
-        eps: the attribute that holds eps.
-        promotes: the result has the dtype that a product of x and the weight has, and not x's.
+        ways: for the dtypes with which it does what our functions do.
+        eps, weight: the attributes that it reads; of a weight None for no one.
+        settings: its other attributes, with which it does so; WIDTH stands for a row's number of columns.
     """
 
-    casting_mode: str
-    offset: float
+    ways: tuple[tuple[Dtypes, Way], ...]
     eps: str
-    promotes: bool = False
+    weight: str | None = "weight"
+    settings: tuple[tuple[str, Any], ...] = ()
+    table: dict[Dtypes, Way] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "table", dict(self.ways))
 
 
-LLAMA = Formula("llama", 0.0, "variance_epsilon", promotes=True)
-OLMO2 = Formula("gemma", 0.0, "variance_epsilon")
-GEMMA = Formula("gemma", 1.0, "eps")
-TORCH = Formula("gemma", 0.0, "eps")
-
-_LLAMA = (
-    "Aimv2 Apertus Arcee AriaText AXK1 AXK2 BailingHybrid Bamba BitNet Cohere2Moe Cosmos3EdgeText Csm Cwm DeepseekOcr2Text "
-    "DeepseekOcr2Vision DeepseekV2 DeepseekV3 DeepseekV32 Deimv2 Dia DiffLlama Doge Dots1 Emu3 Ernie4_5 Ernie4_5_Moe "
-    "Ernie4_5_VLMoe EuroBert Evolla Exaone4 Exaone4_5_ ExaoneMoe FalconH1 FalconMamba Glm Glm4 Glm4Moe Glm4MoeLite Glm4v "
-    "Glm4vMoe Glm4vMoeText Glm5Next Glm5NextText GlmImage GlmMoeDsa GlmOcr Granite Granite4VisionText GraniteMoe "
-    "GraniteMoeHybrid GraniteMoeShared GraniteMoeSWA GraniteSWA HiggsAudioV2 HunYuanDenseV1 HunYuanMoEV1 HunYuanVL "
-    "HyperCLOVAX HYV3 HYV4 Inkling InternVLVision Jamba JetMoe KimiLinear Kolibri1 Laguna Lfm2 Lfm2Moe LightOnOcr Llama "
-    "LongcatFlash Mamba Mamba2 Mellum MiMoV2Flash MiniCPM3 MiniMax MiniMaxM2 Ministral Ministral3 Mistral Mistral3 Mistral4 "
-    "MistralLarge4 Mixtral Molmo2 MuseGlimmerAssistant NeuCodec Olmoe Ovis2 PaddleOCR PeAudioEncoder PeAudioVideoEncoder "
-    "PeVideoEncoder Phi3 Phi4Multimodal QianfanOCRVision Qwen2 Qwen2_5_VL Qwen2_5Omni Qwen2Moe Qwen2VL Qwen3 Qwen3Moe "
-    "Qwen3OmniMoe Qwen3OmniMoeCode2Wav Qwen3OmniMoeText Qwen3OmniMoeThinkerText Qwen3VLMoeText Qwen3VLText Sapiens2 SeedOss "
-    "SmolLM3 SolarOpen TimesFm TimesFm2_5 Ultrabert UltraVBert UnlimitedOcrText VibeVoice VibeVoiceAcousticTokenizer "
-    "VibeVoiceAsr VoxtralRealtime Xcodec2 Youtu Zamba2 Zaya"
-)
-_OLMO2 = "Afmoe Beam DeepseekV4 FlexOlmo Flint GptOss NemotronH NemotronH_Omni_ Olmo2 Olmo3 OlmoHybrid OpenAIPrivacyFilter"
-_GEMMA = "Gemma Gemma2 Gemma3 Qwen3Next Qwen3_5 Qwen3_5Moe RecurrentGemma T5Gemma VaultGemma"
-
-#: What the classes of transformers compute, by their names.
-FORMULAS = {
-    f"{model}RMSNorm": formula
-    for models, formula in ((_LLAMA, LLAMA), (_OLMO2, OLMO2), (_GEMMA, GEMMA))
-    for model in models.split()
-}
+WIDTH = "the number of columns"
+FLOATS = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
 
 
-@dataclass(frozen=True)
-class GatedFormula:
-    """How a class computes RMSNorm with a gate; its eps is `variance_epsilon`.
-
-    Attributes:
-        casting_mode, norm_before_gate: see `gated_rms_norm`.
-        promotes: as of `Formula`. Such a class may have groups of `group_size` columns, each normalised by itself, and be
-            called without a gate; the activation of the others is their attribute of that name.
-    """
-
-    casting_mode: str
-    norm_before_gate: bool
-    promotes: bool = False
+def _formula(way: Way, mixed: Way, eps: str) -> Formula:
+    pairs = [(x, weight, None) for x, weight in itertools.product(FLOATS, (*FLOATS, None))]
+    return Formula(tuple((pair, mixed if pair[1] not in (pair[0], None) else way) for pair in pairs), eps)
 
 
-QWEN3_NEXT = GatedFormula("llama", True)
-KIMI_LINEAR = GatedFormula("gemma", True)
-MAMBA2 = GatedFormula("llama", False, promotes=True)
-
-#: What the gated classes of transformers compute, by their names.
-GATED = {
-    f"{model}RMSNormGated": formula
-    for models, formula in (
-        ("OlmoHybrid Qwen3Next Qwen3_5 Qwen3_5Moe Qwen4ExpText", QWEN3_NEXT),
-        ("BailingHybrid Glm5NextText KimiLinear", KIMI_LINEAR),
-        ("Bamba GraniteMoeHybrid Mamba NemotronH Zamba2", MAMBA2),
-    )
-    for model in models.split()
-}
+LLAMA = _formula(Way("llama"), Way("llama", weight="after"), "variance_epsilon")
+GEMMA = _formula(Way("gemma", 1.0), Way("gemma", 1.0), "eps")
+TORCH = _formula(Way("gemma"), Way("gemma"), "eps")
 
 
 def patch(model: nn.Module) -> Patch:
-    """Let `rms_norm` and `gated_rms_norm` compute the RMSNorms of a model that they know: those of torch and transformers.
+    """Let `rms_norm` and `gated_rms_norm` compute the RMSNorms of a model, whatever their classes are called.
 
-    Modules stay where they are, with their parameters, hooks and flags; each gets a class derived from its own whose forward
+    Modules stay where they are, with their parameters, hooks and flags. Each gets a class derived from its own whose forward
     calls `rms_norm` with that class's roundings and eps. So `state_dict` and `save_pretrained` are as before, and the model
     can be copied, pickled and compiled. Patch a model before it is sharded or wrapped.
 
-    Known are `torch.nn.RMSNorm` over one dimension and the RMSNorms of transformers' Llama, Mistral, Mixtral, Qwen 2 and 3,
-    Phi-3, Gemma 1 to 3, OLMo 2 and 3, Granite, GLM, DeepSeek 2 and 3 and others with one of their formulas, and the gated
-    ones of Mamba 2, Bamba, Nemotron-H, Zamba 2, Granite 4, Qwen3-Next, Qwen 3.5, OLMo hybrid and Kimi Linear. Every other
-    module with Norm in its class's name is left alone, and so are norms whose forward was replaced, as accelerate and
-    kernelize do, or that of their class, and weights that are quantised or sharded. What becomes so after the patch computes
-    what it did, with a warning; so does a norm under a mode that is not torch's own, or while it is traced or exported to
-    ONNX.
+    A class is known by what it computes. Its forward runs on a CPU with some thousand random numbers, for each dtype of
+    rows and of weight. Our functions have to give the same with one of their casting modes, an offset of 0 or 1, with or
+    without a weight, a gate and groups of columns, and the same gradients. So are nearly all RMSNorms of transformers known,
+    and `torch.nn.RMSNorm` over one dimension. Modules are tried that have Norm in their class's name, and others with one
+    vector of parameters and no modules of their own.
+
+    Every other module with Norm in its class's name is left alone. So are norms whose forward was replaced, as accelerate
+    and kernelize do, or that of their class, and weights that are quantised or sharded. What becomes so after the patch
+    computes what it did, with a warning. So does a norm whose settings change, or in dtypes with which its class rounds
+    otherwise, or under a mode that is not torch's own; and while it is traced or exported to ONNX.
 
     Args:
         model: any module, changed in place.
@@ -124,111 +130,318 @@ def patch(model: nn.Module) -> Patch:
 
 def _recognise(module: nn.Module) -> Replacement | str | None:
     known = type(module)
-    if "norm" not in known.__name__.lower():
-        return None
-    if isinstance(module, (_Patched, _PatchedGated)):
+    if isinstance(module, _Patched):
         return "it is patched already"
-    gated = GATED.get(known.__name__) if known.__module__.startswith("transformers.") else None
-    if gated is not None:
-        return _recognise_gated(module, gated)
-    formula = formula_of(known)
-    if formula is None:
-        return "no RMSNorm that is known"
-    if isinstance(module, nn.RMSNorm) and len(module.normalized_shape) != 1:
-        return f"it normalises over {len(module.normalized_shape)} dimensions, and rms_norm over one"
-    by = f'rms_norm(casting_mode="{formula.casting_mode}", offset={formula.offset})'
-    return Replacement(_patched(known), by)
+    if known.__module__.partition(".")[0] == __package__:
+        return "it is one of this package already"
+    is_called_norm = "norm" in known.__name__.lower()
+    if not is_called_norm and not _may_be_a_norm(module):
+        return None
+    found = obstacle(module) or recognised(module)
+    if isinstance(found, str):
+        return found if is_called_norm else None
+    return Replacement(_patched(known, found), str(found.ways[0][1]))
 
 
-def _recognise_gated(module: nn.Module, formula: GatedFormula) -> Replacement | str:
-    activation = "silu" if formula.promotes else getattr(module, "activation", None)
-    if activation not in ACTIVATIONS:
-        return f"its gate has the activation {activation!r}, and gated_rms_norm silu or sigmoid"
-    options = f'casting_mode="{formula.casting_mode}", norm_before_gate={formula.norm_before_gate}'
-    return Replacement(_patched_gated(type(module)), f'gated_rms_norm({options}, activation="{activation}")')
-
-
-def formula_of(known: type) -> Formula | None:
-    """What a class computes, None if that is not known; a class derived from a known one may compute anything."""
-    if known is nn.RMSNorm:
-        return TORCH
-    return FORMULAS.get(known.__name__) if known.__module__.startswith("transformers.") else None
+def _may_be_a_norm(module: nn.Module) -> bool:
+    own, is_of_torch = list(module.parameters(recurse=False)), type(module).__module__.startswith("torch.")
+    return len(own) == 1 and own[0].dim() == 1 and not is_of_torch and next(module.children(), None) is None
 
 
 def normalise(formula: Formula, x: Tensor, weight: Tensor | None, eps: float | None) -> Tensor:
-    """The result of a class with this formula, in the dtype that it has there."""
-    if weight is not None and weight.dtype not in (x.dtype, torch.float32):
-        weight = weight.float()
+    """The result of a class with one of the formulas above, in the dtype that it has there."""
+    y = _computed(formula.table, x, weight, eps, None)
+    assert y is not None
+    return y
+
+
+def applied(formula: Formula, norm: Any, x: Tensor, gate: Tensor | None = None) -> Tensor | None:
+    """The result of a module with this formula; None where its settings are others, or the formula lacks the dtypes."""
+    for name, value in formula.settings:
+        if getattr(norm, name, None) != (x.shape[-1] if value == WIDTH else value):
+            return None
+    weight = None if formula.weight is None else getattr(norm, formula.weight)
+    return _computed(formula.table, x, weight, getattr(norm, formula.eps), gate)
+
+
+def _computed(
+    ways: dict[Dtypes, Way], x: Tensor, weight: Tensor | None, eps: float | None, gate: Tensor | None
+) -> Tensor | None:
+    way = ways.get((x.dtype, None if weight is None else weight.dtype, None if gate is None else gate.dtype))
+    if way is None:
+        return None
     if eps is None:
         eps = torch.finfo(statistics_dtype(x.dtype)).eps  # as in torch.nn.functional.rms_norm
-    if formula.promotes and weight is not None and weight.dtype != x.dtype:
-        return weight * rms_norm(x, None, eps, casting_mode=formula.casting_mode)
-    return rms_norm(x, weight, eps, offset=formula.offset, casting_mode=formula.casting_mode)
+    return _by_way(way, x, weight, eps, gate)
+
+
+def _by_way(way: Way, x: Tensor, weight: Tensor | None, eps: float, gate: Tensor | None) -> Tensor:
+    factor = None if way.weight in ("after", "none") or weight is None else weight
+    if way.weight == "summed" and factor is not None:
+        factor = 1.0 + factor
+    factor, gate = _taken(factor, x), _taken(gate, x)
+    if way.columns is not None:
+        groups = (-1, way.columns)
+        x, factor, gate = x.unflatten(-1, groups), _in_groups(factor, groups), _in_groups(gate, groups)
+    options: dict[str, Any] = {"offset": way.offset, "casting_mode": way.casting_mode, "dtype": way.dtype}
+    if gate is None:
+        y = rms_norm(x, factor, eps, **options)
+    else:
+        options |= {"activation": way.activation, "norm_before_gate": way.norm_before_gate}
+        y = gated_rms_norm(x, gate, factor, eps, **options)
+    y = y if way.columns is None else y.flatten(-2)
+    return weight * y if way.weight == "after" else y
+
+
+def _taken(tensor: Tensor | None, x: Tensor) -> Tensor | None:
+    """A parameter or a gate in a dtype that the norm of x takes: x's or fp32."""
+    return tensor if tensor is None or tensor.dtype in (x.dtype, torch.float32) else tensor.float()
+
+
+def _in_groups(tensor: Tensor | None, groups: tuple[int, int]) -> Tensor | None:
+    return None if tensor is None else tensor.unflatten(-1, groups)
 
 
 class _Patched(Derived):
-    weight: nn.Parameter | None
+    pass
 
 
-def _patched(known: Any) -> type[nn.Module]:
-    formula = formula_of(known)
-    assert formula is not None
-
+def _patched(known: Any, formula: Formula) -> type[nn.Module]:
     @with_signature_of(known)
-    def forward(self: _Patched, *arguments: Any, **keywords: Any) -> Tensor:
+    def forward(self: Any, *arguments: Any, **keywords: Any) -> Tensor:
         given = in_order(known.forward, arguments, keywords)
-        if len(given) == 1 and stands_for(self, known, input=given[0], weight=self.weight):
-            return normalise(formula, given[0], self.weight, getattr(self, formula.eps))
-        y: Tensor = known.forward(self, *arguments, **keywords)
-        return y
+        if len(given) in (1, 2):
+            x, gate = given if len(given) == 2 else (*given, None)
+            weight = None if formula.weight is None else getattr(self, formula.weight)
+            if stands_for(self, known, input=x, gate=gate, weight=weight):
+                y = applied(formula, self, x, gate)
+                if y is not None:
+                    return y
+                stands_for(self, known, f"its settings have changed, or it rounds {x.dtype} and its weight otherwise")
+        original: Tensor = known.forward(self, *arguments, **keywords)
+        return original
 
-    return derived(f"Npu{known.__name__}", (_Patched, known), {"forward": forward}, _patched, known)
-
-
-def normalise_gated(formula: GatedFormula, norm: Any, x: Tensor, gate: Tensor | None) -> Tensor:
-    """The result of `norm`, a module whose class has this formula, in the dtype that it has there."""
-    if formula.promotes:
-        return _normalise_groups(norm, x, gate)
-    assert gate is not None
-    weight, mode = _known(norm.weight, x), formula.casting_mode
-    return gated_rms_norm(x, _known(gate, x), weight, norm.variance_epsilon, casting_mode=mode, activation=norm.activation)
+    return derived(f"Npu{known.__name__}", (_Patched, known), {"forward": forward}, _patched, known, formula)
 
 
-def _normalise_groups(norm: Any, x: Tensor, gate: Tensor | None) -> Tensor:
-    size = getattr(norm, "group_size", x.shape[-1])
-    weight = None
-    if norm.weight.dtype == x.dtype:
-        weight = norm.weight if size == x.shape[-1] else norm.weight.unflatten(-1, (-1, size))  # one for each group
-    parts = x.unflatten(-1, (-1, size))
-    if gate is None:
-        y = rms_norm(parts, weight, norm.variance_epsilon)
-    else:
-        gates = _known(gate, x).unflatten(-1, (-1, size))
-        y = gated_rms_norm(parts, gates, weight, norm.variance_epsilon, norm_before_gate=False)
-    y = y.flatten(-2)
-    return y if weight is not None else norm.weight * y
+def formula_of(known: Any) -> Formula | None:
+    """What modules of a class compute that were made as by default, None if that is not known."""
+    _find_formula(known)
+    return _of_class[known]
 
 
-class _PatchedGated(Derived):
-    weight: nn.Parameter
+@as_constant
+def _find_formula(known: Any) -> None:
+    if known in _of_class:
+        return
+    required = [
+        each
+        for each in inspect.signature(known).parameters.values()
+        if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
+    ]
+    try:
+        with torch.device("cpu"):
+            found: Formula | str = recognised(known(*[64] * len(required)))
+    except Exception as error:
+        found = f"{error}"
+    _of_class[known] = None if isinstance(found, str) else found
 
 
-def _known(tensor: Tensor, x: Tensor) -> Tensor:
-    """A parameter in a dtype that the norm of x takes: x's or fp32."""
-    return tensor if tensor.dtype in (x.dtype, torch.float32) else tensor.float()
+_of_class: dict[Any, Formula | None] = {}
+_recognised: dict[Any, Formula | str] = {}  # by class, its forward, attributes and parameters
 
 
-def _patched_gated(known: Any) -> type[nn.Module]:
-    formula = GATED[known.__name__]
+def recognised(norm: nn.Module) -> Formula | str:
+    """What a module computes in terms of our functions, or why it is left alone."""
+    known = type(norm)
+    if isinstance(norm, nn.RMSNorm) and len(norm.normalized_shape) != 1:
+        return f"it normalises over {len(norm.normalized_shape)} dimensions, and rms_norm over one"
+    if next(norm.children(), None) is not None:
+        return "no RMSNorm that is known: it has modules of its own"
+    if reason := replaced_forward(known):
+        return reason
+    tensors = {name: each for own in (norm._parameters, norm._buffers) for name, each in own.items() if each is not None}
+    if len(tensors) > 1 or any(each.dim() != 1 for each in tensors.values()):
+        return f"no RMSNorm that is known: it has {', '.join(tensors)}, and not one vector of weights"
+    settings = {name: value for name, value in vars(norm).items() if not name.startswith("_") and name != "training"}
+    widths = [each.shape[0] or 64 for each in tensors.values()] or [64]  # ZeRO-3's weights are empty
+    try:
+        key = (known, known.forward, tuple(settings.items()), tuple(tensors), *widths)
+        hash(key)
+    except TypeError:
+        return "no RMSNorm that is known: its attributes are more than numbers and names"
+    if key not in _recognised:
+        plain = torch.autocast("cpu", enabled=False)
+        with (
+            torch.random.fork_rng(devices=[]),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            plain,
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
+            _recognised[key] = _Probe(norm, next(iter(tensors), None), widths[0], settings).formula()
+    return _recognised[key]
 
-    @with_signature_of(known)
-    def forward(self: _PatchedGated, *arguments: Any, **keywords: Any) -> Tensor:
-        given = in_order(known.forward, arguments, keywords)
-        if len(given) == 1 and formula.promotes:
-            given = (*given, None)
-        if len(given) == 2 and stands_for(self, known, input=given[0], gate=given[1], weight=self.weight):
-            return normalise_gated(formula, self, *given)
-        y: Tensor = known.forward(self, *arguments, **keywords)
-        return y
 
-    return derived(f"Npu{known.__name__}", (_PatchedGated, known), {"forward": forward}, _patched_gated, known)
+class _Probe:
+    """A comparison of what a module computes with what our functions do.
+
+    Args:
+        norm: the module; its tensors are not read.
+        weight: the name of its one tensor, None if it has none.
+        width: D.
+        settings: its attributes.
+    """
+
+    def __init__(self, norm: nn.Module, weight: str | None, width: int, settings: dict[str, Any]) -> None:
+        self._norm, self._weight, self._width, self._settings = norm, weight, width, settings
+        self._generator = torch.Generator().manual_seed(0)
+        parameters = list(inspect.signature(type(norm).forward).parameters.values())[1:]
+        kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        taken = [each for each in parameters if each.kind not in kinds]
+        required = [each for each in taken if each.default is each.empty]
+        self._gates = [gated for gated in (True, False) if len(required) <= 1 + gated <= len(taken)]
+        self._shape = (3, 2 * -(-512 // width), width)  # as many numbers as tell modes apart
+
+    def formula(self) -> Formula | str:
+        """What it computes."""
+        eps_names = [name for name, value in self._settings.items() if isinstance(value, float) or name == "eps"]
+        if not eps_names:
+            return "no RMSNorm that is known: it has no attribute with eps"
+        for eps in eps_names:
+            for weight in {self._weight: None, None: None}:
+                if ways := dict(self._ways(eps, weight)):
+                    if not self._reads_eps(ways, eps, weight):
+                        continue
+                    if not self._has_gradients(ways, eps, weight):
+                        return "no RMSNorm that is known: its gradients are others"
+                    rest = [(name, value) for name, value in self._settings.items() if name != eps]
+                    pinned = tuple(
+                        (name, WIDTH if type(value) is int and value == self._width else value) for name, value in rest
+                    )
+                    return Formula(tuple(ways.items()), eps, weight, pinned)
+        return "no RMSNorm that is known: rms_norm and gated_rms_norm give other values with each of their casting modes"
+
+    def _ways(self, eps: str, weight: str | None) -> Iterator[tuple[Dtypes, Way]]:
+        """The dtypes of x, weight and gate with the way that gives the same; none unless bf16 and fp32 alone have one."""
+        for gated in self._gates:
+            found: dict[Dtypes, Way] = {}
+            for dtypes in self._dtypes(weight, gated):
+                x, factor, gate = self._numbers(dtypes)
+                theirs = self._original(x, factor, gate)
+                candidates = dict.fromkeys(
+                    (*found.values(), *self._candidates(weight, gated, next(iter(found.values()), None)))
+                )
+                given = (x, factor if weight else None, self._eps_of(eps, x), gate)
+                way = next((each for each in candidates if _is_same(theirs, _by_way(each, *given))), None)
+                if way is not None:
+                    found[dtypes] = way
+                elif len(found) < 2:
+                    break
+            else:
+                if all(self._is_by_rows(way, dtypes, eps, weight) for dtypes, way in itertools.islice(found.items(), 1)):
+                    yield from found.items()
+
+    def _dtypes(self, weight: str | None, gated: bool) -> list[Dtypes]:
+        alike = [(each, each) for each in FLOATS]
+        half = (torch.bfloat16, torch.float16)
+        mixed = [(each, torch.float32) for each in half] + [(torch.float32, each) for each in half]
+        pairs = alike + mixed if self._weight is not None else alike
+        return list(
+            dict.fromkeys(
+                (x, None if weight is None else own, gate)
+                for gate_of in ((lambda x: x), (lambda x: torch.float32), (lambda x: torch.bfloat16))
+                for x, own in pairs
+                for gate in [gate_of(x) if gated else None]
+            )
+        )
+
+    def _candidates(self, weight: str | None, gated: bool, found: Way | None) -> Iterator[Way]:
+        """Ways to try; once one is found, those with its columns and gate."""
+        numbers = [value for value in self._settings.values() if type(value) is int and 0 < value < self._width]
+        sizes = [size for each in numbers if self._width % each == 0 for size in (each, self._width // each)]
+        weights = [(0.0, "whole"), (1.0, "whole"), (0.0, "after"), (0.0, "summed")] if weight else [(0.0, "none")]
+        gatings: Any = itertools.product(ACTIVATIONS, (True, False)) if gated else [(None, True)]
+        of_rows = itertools.product((None, *sizes), gatings) if found is None else [(found.columns, found[5:])]
+        for (columns, gating), dtype, (offset, own), mode in itertools.product(
+            of_rows, (None, torch.float32), weights, CASTING_MODES
+        ):
+            yield Way(mode, offset, own, dtype, columns, *gating)
+
+    def _is_by_rows(self, way: Way, dtypes: Dtypes, eps: str, weight: str | None) -> bool:
+        """Whether the same is computed of tensors with fewer and with more dimensions, where the module takes them."""
+        x, factor, gate = self._numbers(dtypes)
+        for shape in ((-1, self._width), (3, 2, -1, self._width)):
+            rows, gates = x.reshape(shape), None if gate is None else gate.reshape(shape)
+            theirs = self._original(rows, factor, gates)
+            ours = _by_way(way, rows, factor if weight else None, self._eps_of(eps, x), gates)
+            if theirs is not None and not _is_same(theirs, ours):
+                return False
+        return True
+
+    def _eps_of(self, eps: str, x: Tensor) -> float:
+        value: float | None = self._settings[eps]
+        return torch.finfo(statistics_dtype(x.dtype)).eps if value is None else value
+
+    def _reads_eps(self, ways: dict[Dtypes, Way], eps: str, weight: str | None) -> bool:
+        """Whether the module reads eps from its attribute of this name."""
+        dtypes, way = next((dtypes, way) for dtypes, way in ways.items() if dtypes[0] is torch.float32)
+        x, factor, gate = self._numbers(dtypes)
+        theirs = self._original(x, factor, gate, **{eps: 0.25})
+        return _is_same(theirs, _by_way(way, x, factor if weight else None, 0.25, gate))
+
+    def _has_gradients(self, ways: dict[Dtypes, Way], eps: str, weight: str | None) -> bool:
+        """Whether gradients are the same; roundings are not seen in them."""
+        dtypes, way = next((dtypes, way) for dtypes, way in ways.items() if dtypes[0] is torch.float32)
+        results = []
+        for ours in (True, False):
+            x, factor, gate = self._numbers(dtypes)
+            wanted = [each.requires_grad_() for each in (x, factor if weight else None, gate) if each is not None]
+            if ours:
+                y = _by_way(way, x, factor if weight else None, 0.25, gate)
+            else:
+                y = self._original(x, factor, gate, **{eps: 0.25})
+            if not y.requires_grad:
+                return False
+            results.append(torch.autograd.grad(y.square().sum(), wanted, allow_unused=True))
+        return all(
+            theirs is not None and torch.allclose(mine, theirs, rtol=1e-3, atol=1e-4 * mine.abs().max().item())
+            for mine, theirs in zip(*results, strict=True)
+        )
+
+    def _numbers(self, dtypes: Dtypes) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """x, a weight and a gate, the same every time; rows from 1e-3, where eps counts, to 30."""
+        self._generator.manual_seed(0)
+        x, gate = (torch.randn(self._shape, generator=self._generator) for _ in range(2))
+        x *= 10 ** (4.5 * torch.rand((*self._shape[:-1], 1), generator=self._generator) - 3)
+        weight = torch.randn(self._width, generator=self._generator)
+        own = dtypes[1] or dtypes[0]
+        return (
+            x.to(dtypes[0]),
+            None if self._weight is None else weight.to(own),
+            None if dtypes[2] is None else gate.to(dtypes[2]),
+        )
+
+    def _original(self, x: Tensor, weight: Tensor | None, gate: Tensor | None, **changed: Any) -> Any:
+        """What a twin of the module with this weight returns; None where it raises."""
+        twin = object.__new__(type(self._norm))
+        vars(twin).update(vars(self._norm))
+        own = {} if self._weight is None else {self._weight: weight}
+        is_buffer = self._weight in self._norm._buffers
+        vars(twin).update(_buffers=dict(self._norm._buffers), _parameters=dict(self._norm._parameters), **changed)
+        vars(twin)["_buffers" if is_buffer else "_parameters"].update(own)
+        try:
+            return type(self._norm).forward(twin, x, *([] if gate is None else [gate]))
+        except Exception:
+            return None
+
+
+def _is_same(theirs: Any, ours: Tensor) -> bool:
+    """Whether two results differ in nothing but the order of sums."""
+    if not isinstance(theirs, Tensor) or theirs.dtype != ours.dtype or theirs.shape != ours.shape:
+        return False
+    steps = 8 if ours.dtype.itemsize >= 4 else 2
+    rarely = 1.0 if ours.dtype.itemsize >= 4 else 0.004  # modes differ from each other in .157 at least
+    is_near = torch.allclose(theirs, ours, rtol=steps * torch.finfo(ours.dtype).eps, atol=torch.finfo(ours.dtype).tiny)
+    return is_near and (theirs != ours).double().mean().item() <= rarely

@@ -34,7 +34,7 @@ from .call import QK, Backward, Forward, QKBackward, To, casting
 #
 #     its formula and derivative in `_activate` below and in `activate` of formula.py
 #     its name in the docstrings of reference.py, `gated_rms_norm` (api.py), `GatedRMSNorm` (module.py) and `Shape`
-#     (call.py), in the message of patching.py and in the README
+#     (call.py), and in the README
 #     its name in the `Literal` of explain.py
 #     its formula in tests/test_gated.py (`WAYS`), tests/test_option_properties.py and tests/test_patching.py, its name in
 #     tests/test_errors.py

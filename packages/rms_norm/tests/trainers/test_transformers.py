@@ -13,7 +13,7 @@ kernels = pytest.importorskip("kernels", reason="the package kernels is not inst
 
 from npu_rms_norm.integrations import layers  # noqa: E402
 from npu_rms_norm.integrations import transformers as integration  # noqa: E402
-from npu_rms_norm.patching import GATED, formula_of  # noqa: E402
+from npu_rms_norm.patching import formula_of  # noqa: E402
 
 MARK = 'use_kernel_forward_from_hub("RMSNorm'
 
@@ -74,9 +74,7 @@ def test_marked_class_computes_what_it_did(registered, device, mark, known, dtyp
 def test_every_marked_class_is_known():
     """One that is not keeps its own forward, which this test would hide above."""
     unknown = [
-        known.__name__
-        for mark, known in (parameter.values for parameter in marked_classes())
-        if (GATED.get(known.__name__) if mark == "RMSNormGated" else formula_of(known)) is None
+        known.__name__ for _, known in (parameter.values for parameter in marked_classes()) if formula_of(known) is None
     ]
     assert unknown == []
 

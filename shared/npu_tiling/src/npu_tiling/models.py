@@ -281,6 +281,9 @@ def replaced_forward(known: type[Any]) -> str | None:
     if _written.get(known) == (known.forward, function):
         return None
     owner = next(each for each in known.__mro__ if "forward" in vars(each))
+    if owner in _FUNCTIONS and known not in _FUNCTIONS:
+        _FUNCTIONS[known] = _FUNCTIONS[owner]
+        return replaced_forward(known)
     if is_made_by_hand(owner):  # there is no source: the first forward that is seen counts
         is_written = known not in _written or _written[known][0] is known.forward
     else:

@@ -1,13 +1,14 @@
 """Layers that take the place of transformers' norms, by the names that transformers marks these with.
 
-A layer is a forward alone: it runs on the module that it replaces. A marked class that is not known keeps its own forward.
+A layer is a forward alone: it runs on the module that it replaces. A marked class that is not known keeps its own forward,
+and so does a module with other settings than its class has by default.
 """
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from ..patching import GATED, formula_of, normalise, normalise_gated
+from ..patching import applied, formula_of
 
 __all__ = ["RMSNorm", "RMSNormGated", "RMSNormZeroCentered"]
 
@@ -20,9 +21,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         formula = formula_of(type(self))
-        if formula is None:
-            return type(self).forward(self, hidden_states)
-        return normalise(formula, hidden_states, self.weight, getattr(self, formula.eps))  # type: ignore[arg-type]
+        y = None if formula is None else applied(formula, self, hidden_states)
+        return type(self).forward(self, hidden_states) if y is None else y
 
 
 class RMSNormGated(nn.Module):
@@ -32,10 +32,9 @@ class RMSNormGated(nn.Module):
     can_torch_compile = True
 
     def forward(self, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
-        formula = GATED.get(type(self).__name__)
-        if formula is None:
-            return type(self).forward(self, hidden_states, gate)
-        return normalise_gated(formula, self, hidden_states, gate)
+        formula = formula_of(type(self))
+        y = None if formula is None else applied(formula, self, hidden_states, gate)
+        return type(self).forward(self, hidden_states, gate) if y is None else y
 
 
 RMSNormZeroCentered = RMSNorm

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from ..api import rms_norm
-from ..patching import GEMMA, LLAMA, formula_of, normalise
+from ..patching import GEMMA, LLAMA, normalise
 
 BACKEND = "npu"
 
@@ -29,7 +29,7 @@ def unweighted(x: Tensor, weight: None, eps: float) -> Tensor:
 
 def forward(module: Any, x: Tensor) -> Tensor:
     """The forward of a class that VeOmni patches as a whole, as DeepSeek 3's."""
-    return normalise(formula_of(type(module)) or LLAMA, x, module.weight, module.variance_epsilon)
+    return normalise(LLAMA, x, module.weight, module.variance_epsilon)
 
 
 #: By VeOmni's name of the variant: y of x, the weight and eps.
