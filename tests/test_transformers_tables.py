@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from npu_embedding.patching import SCALED
-from npu_fused_linear_cross_entropy.patching import CAUSAL_LMS, MIXTURES, WITH_IMAGES
 
 pytest.importorskip("transformers", minversion="5.0")
 MODELS = Path(importlib.util.find_spec("transformers").origin).parent / "models"
@@ -51,47 +50,6 @@ def test_scaled_embeddings_ask_torch_for_the_rows(source, name):
         r"return super\(\)\.forward\(input_ids\) \* self\.embed_scale(\.to\(self\.weight\.dtype\))?$",
         source(name)["forward"],
     )
-
-
-@pytest.mark.parametrize("name", sorted(CAUSAL_LMS))
-def test_causal_language_models_compute_the_loss_from_their_head_alone(source, name):
-    forward = re.sub(r"self\.loss_function\(.*\)", "LOSS", source(name)["forward"])
-    softcap = """    if self.config.final_logit_softcapping is not None:
-        logits = logits / self.config.final_logit_softcapping
-        logits = torch.tanh(logits)
-        logits = logits * self.config.final_logit_softcapping
-"""
-    expected = re.sub(r"self\.loss_function\(.*\)", "LOSS", source("LlamaForCausalLM")["forward"])
-    assert forward.replace(softcap, "") == expected
-    assert "LOSS" in expected and "logits = self.lm_head(hidden_states)" in expected
-
-
-@pytest.mark.parametrize("name", sorted(MIXTURES | WITH_IMAGES))
-def test_mixtures_and_models_with_images_do_what_the_patched_ones_do(source, name):
-    """All arguments but the loss's go to the base model; nothing happens to the logits; the router's loss is added."""
-    try:
-        forward = source(name)["forward"]
-    except KeyError:
-        pytest.skip(f"this release of transformers has no {name}")
-    (call,) = re.findall(r"self\.model\((.*?)\)\n", forward)
-    arguments = re.findall(
-        r"(\w+)(?:=[^,]*)?", re.sub(r": [^,=]*(?=[,=])", "", re.search(r"def forward\(self, (.*?), \*\*", forward)[1])
-    )
-    passed = set(re.findall(r"(\w+)=\1\b", call))
-    assert {one for one in arguments if re.search(rf"\b{one}=?", forward)} - passed <= {
-        "labels",
-        "logits_to_keep",
-        "None",
-        "0",
-    }
-    before = forward[forward.index(":\n") + 2 : forward.index("self.model(")]
-    assert re.fullmatch(r"\s+(output_router_logits = .*\s+)?outputs(: Any)? = ", before)
-    after = forward[forward.index("logits = self.lm_head(hidden_states)") :]
-    between = after[: after.index("self.loss_function(")]
-    assert re.fullmatch(r"logits = self\.lm_head\(hidden_states\)\s+loss = None\s+if labels is not None:\s+loss = ", between)
-    assert ("load_balancing_loss_func(outputs.router_logits" in after) == ("output_router_logits" in arguments)
-    if "output_router_logits" in arguments:
-        assert re.search(r"loss \+= self\.(config\.text_config\.)?router_aux_loss_coef \* aux_loss", after)
 
 
 @pytest.mark.slow

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import typing
 import warnings
 from typing import Any, NamedTuple
 
@@ -32,24 +30,6 @@ from torch import Tensor, nn
 from .api import causal_lm_loss
 from .call import Options
 from .checks import check_values
-
-# Models of transformers whose {name}ForCausalLM is a base model, a linear layer, perhaps a softcap, and ForCausalLMLoss:
-# read from the source of release 5.23, which a test compares with these names.
-_DENSE = (
-    "Apertus Arcee BitNet Cwm DiffLlama Ernie4_5 Exaone4 Gemma Gemma2 Gemma3 Glm Glm4 Helium HunYuanDenseV1 Lfm2 Llama "
-    "Ministral Ministral3 Mistral NanoChat Nemotron Olmo Olmo2 Olmo3 Phi Phi3 Qwen2 Qwen3 Qwen3_5 SeedOss SmolLM3 "
-    "Starcoder2 VaultGemma Youtu"
-)
-CAUSAL_LMS = frozenset(f"{model}ForCausalLM" for model in _DENSE.split())
-# The same, plus the load-balancing loss of a router.
-_MIXTURES = "FlexOlmo MiniMaxM2 Mixtral Olmoe Qwen2Moe Qwen3Moe Qwen3Next Qwen3_5Moe"
-MIXTURES = frozenset(f"{model}ForCausalLM" for model in _MIXTURES.split())
-# Models of text and images, whose head is that of their text: dense ones, and mixtures.
-_WITH_IMAGES = (
-    "FastVlm Glm46V Glm4v InternVL Lfm2Vl Llava LlavaOnevision Mistral3 Qwen2VL Qwen2_5_VL Qwen3VL Qwen3_5 "
-    "Glm4vMoe Qwen3VLMoe Qwen3_5Moe"
-)
-WITH_IMAGES = frozenset(f"{model}ForConditionalGeneration" for model in _WITH_IMAGES.split())
 
 _LOSS = "ForCausalLMLoss"
 
@@ -88,10 +68,12 @@ def patch(
     mode that is not torch's own would see the calls. It also does while it is traced or exported to ONNX. Labels that are
     all ignored give a loss of 0, where the model's mean is NaN.
 
-    Known are the dense models of transformers, such as Llama, Mistral, Qwen 2 and 3, Phi-3, Gemma 1 to 3 (text) and OLMo 1
-    to 3; mixtures of experts, such as Mixtral, Qwen 2 to 3.5 and OLMoE, to whose loss the router's is added as before; and
-    models of text and images, such as Llava, Qwen 2 to 3.5 VL, InternVL and GLM 4V; also as a part of another module. Other
-    causal language models are left alone.
+    A model is known by what its forward does: it runs on a CPU with a head, a loss function and a base model that stand in
+    for its own. It has to call a linear layer once, with hidden states, and its `loss_function` once, with the labels and
+    that layer's result, at most times a factor and under a softcap (Gemma, Cohere, Granite). What else a model adds to its
+    loss, as a router's, it adds as before: in training its own forward runs, with `causal_lm_loss` in the place of its loss.
+    So are most causal language models of transformers known, and models of text and images, also as a part of another
+    module. Others are left alone, with the reason.
 
     Args:
         model: any module, changed in place.
@@ -112,29 +94,192 @@ def patch(
 
 
 def _recognise(module: nn.Module, options: _Options) -> Replacement | str | None:
-    known = type(module)
-    if not known.__name__.endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")):
-        return None
+    known: Any = type(module)
+    is_called_so = known.__name__.endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel"))
     if isinstance(module, _Patched):
         return "it is patched already"
-    if known.__name__ not in CAUSAL_LMS | MIXTURES | WITH_IMAGES or not known.__module__.startswith("transformers."):
-        return "no causal language model that is known"
-    if reason := obstacle(module) or _other_head(module.lm_head) or _other_loss(known, module.loss_function):
+    if not is_called_so or not hasattr(module, "loss_function"):
+        return f"{_UNKNOWN}: it has no loss_function" if is_called_so else None
+    if reason := obstacle(module):
         return reason
+    head = getattr(module, "get_output_embeddings", lambda: getattr(module, "lm_head", None))()
+    name = next((name for name, child in module.named_children() if child is head), None)
+    if name is None:
+        return f"{_UNKNOWN}: it has no output embeddings of its own"
+    if reason := _other_head(head, name) or _other_loss(known, module.loss_function):
+        return reason
+    if not isinstance(inspect.getattr_static(known, "loss_function"), property):
+        return f"{_UNKNOWN}: its loss_function is no property, as transformers has it"
+    made = _Probe(module, name).logits()
+    if isinstance(made, str):
+        return f"{_UNKNOWN}: {made}"
     logits = "" if options.keep_logits else "; logits are None then, with keep_logits=True they are kept"
     return Replacement(
-        _patched(known, *options), f"causal_lm_loss, with labels{'' if options.evaluation else ' in training'}{logits}"
+        _patched(known, *options, made), f"causal_lm_loss, with labels{'' if options.evaluation else ' in training'}{logits}"
     )
+
+
+_UNKNOWN = "no causal language model that is known"
+
+
+class _Logits(NamedTuple):
+    """How a model makes its logits: the layer's result, times a factor, under a cap."""
+
+    head: str
+    logit_scale: float
+    softcap: float | None
+
+
+class _Probe:
+    """A run of a model's own forward on a CPU, with a head, a loss and everything else that stand in for its own.
+
+    Args:
+        model: it is not called and not changed.
+        name: its head's.
+    """
+
+    def __init__(self, model: nn.Module, name: str) -> None:
+        self._model, self._name = model, name
+        self._vocabulary: int = model.get_submodule(name).weight.shape[0]  # type: ignore[assignment, index]
+
+    def logits(self) -> _Logits | str:
+        """What it does with the head's result, or why that is not what `causal_lm_loss` does."""
+        points = torch.cat((torch.tensor([-1e8, -1e-3, 1e-3, 1e8]), torch.linspace(-200, 200, 60)))
+        points = points.repeat(self._vocabulary // 64 + 1)[: self._vocabulary]
+        if len(points) < 4:
+            return "its head has fewer than four columns"
+        try:
+            passed = self._passed(points)
+            narrow = self._passed(points[:1])
+        except Exception as error:
+            return f"its forward does not run by itself ({type(error).__name__}: {error})"
+        if isinstance(passed, str):
+            return passed
+        if isinstance(narrow, str) or passed.shape != (1, _TOKENS, self._vocabulary):
+            return "it changes the shape of its logits"
+        scale = passed[0, 0, 2].item() / 1e-3
+        top = passed[0, 0, 3].item()
+        softcap = top if top < 0.5e8 * scale else None
+        scaled = points * scale
+        expected = scaled if softcap is None else softcap * torch.tanh(scaled / softcap)
+        if scale <= 0 or not torch.allclose(passed[0].float(), expected.expand(_TOKENS, -1), rtol=1e-5, atol=1e-6 * scale):
+            return "it changes its logits by more than a factor and a softcap"
+        return _Logits(self._name, round(scale, 9) if abs(scale - 1) > 1e-6 else 1.0, softcap)
+
+    def _passed(self, values: Tensor) -> Tensor | str:
+        """What the model makes of logits of these values, for its loss function."""
+        known: Any = type(self._model)
+        hidden = torch.linspace(-1, 1, _TOKENS * 8).reshape(1, _TOKENS, 8)
+        tokens = torch.arange(1, _TOKENS + 1)[None]
+        seen: list[Any] = []
+
+        def head(x: Tensor) -> Tensor:
+            seen.append(("head", torch.equal(x, hidden)))
+            return values.expand(1, _TOKENS, len(values)).clone()
+
+        def loss(logits: Tensor, labels: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
+            seen.append(("loss", torch.equal(labels, tokens)))
+            seen.append(logits)
+            return torch.tensor(7.0)
+
+        twin: Any = object.__new__(type(known.__name__, (known,), {"loss_function": staticmethod(loss)}))
+        vars(twin).update(vars(self._model), training=True)
+        rest = dict.fromkeys(self._model._modules, _Anything(hidden))
+        vars(twin)["_modules"] = {**rest, self._name: head}
+        names = names_of(known.forward)
+        given = {"input_ids": tokens, "labels": tokens, "return_dict": True, "output_router_logits": False}
+        outputs = known.forward(twin, **{name: each for name, each in given.items() if name in (*names, "return_dict")})
+        if [each for each in seen if isinstance(each, tuple)] != [("head", True), ("loss", True)]:
+            return "it calls its head and its loss function otherwise than once each, with hidden states and labels"
+        if outputs.loss.item() != 7.0 or "logits" not in outputs:
+            return "its loss is not what its loss function returns"
+        made: Tensor = seen[-1]
+        return made
+
+
+_TOKENS = 3
+
+
+class _Anything:
+    """Stands in for the modules of a model: it can be called, has every attribute, and gives hidden states."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> _Results:
+        return _Results(self.last_hidden_state)
+
+    def __getattr__(self, name: str) -> _Anything:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+
+class _Results:
+    """What a base model returns: its hidden states, and None for everything else."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.last_hidden_state if place == 0 else () if isinstance(place, slice) else None
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
 
 
 class _Patched(Derived):
     options: _Options
+    made: _Logits
+    _fuses_now = False
+    _hidden: Tensor | None = None
+
+    def _keep_hidden(self, hidden: Tensor) -> Tensor:
+        """Stands in for the head in a fused call: a column in place of the logits, unless they are kept."""
+        self._hidden = hidden
+        with torch.no_grad():
+            return self._modules[self.made.head](hidden) if self.options.keep_logits else hidden[..., :1]  # type: ignore[misc]
+
+    def _fused_loss(
+        self,
+        logits: Any,
+        labels: Tensor,
+        vocab_size: Any = None,
+        num_items_in_batch: Tensor | int | None = None,
+        ignore_index: int = -100,
+        shift_labels: Tensor | None = None,
+        **keywords: Any,
+    ) -> Any:
+        head: Any = self._modules[self.made.head]
+        assert self._hidden is not None
+        return causal_lm_loss(
+            self._hidden,
+            head.weight,
+            labels,
+            num_items_in_batch,
+            True if shift_labels is None else shift_labels.reshape(self._hidden.shape[:-1]),
+            ignore_index,
+            head.bias,
+            softcap=self.made.softcap,
+            logit_scale=self.made.logit_scale,
+            accum_dtype=self.options.accum_dtype,
+            chunk_tokens=self.options.chunk_tokens,
+            memory_budget=self.options.memory_budget,
+        )
 
 
 def _patched(known: type[Any], *options: Any) -> type[nn.Module]:
+    *own, made = options
+    of_class, name = inspect.getattr_static(known, "loss_function"), made.head
+    loss_function = of_class.fget
+
     attributes = {
-        "options": _Options(*options),
+        "options": _Options(*own),
+        "made": made,
         "forward": _with_fused_loss(known),
+        name: property(lambda self: self._keep_hidden if self._fuses_now else self._modules[name]),
+        "loss_function": property(lambda self: self._fused_loss if self._fuses_now else loss_function(self), of_class.fset),
         "__module__": known.__module__,  # with its name, what transformers writes into a config and looks up
         "__qualname__": known.__qualname__,
     }
@@ -147,66 +292,36 @@ def _with_fused_loss(known: type[Any]) -> Any:
         given = by_name(known.forward, arguments, keywords)
         if not _fuses(self, known, given):
             return known.forward(self, *arguments, **keywords)
-        labels, kept = given.pop("labels"), given.pop("logits_to_keep", 0)
         as_dict = given.pop("return_dict", None)
-        has_router = "output_router_logits" in names_of(known.forward)
-        if has_router and given.get("output_router_logits") is None:
-            given["output_router_logits"] = self.config.get_text_config().output_router_logits
-        outputs = self.model(**given)
-        hidden = outputs.last_hidden_state
-        if isinstance(kept, Tensor) or kept:
-            hidden = hidden[:, kept if isinstance(kept, Tensor) else slice(-kept, None)]
-        output_type = _output_type(known.forward)
-        found: dict[str, Any] = {name: getattr(outputs, name, None) for name in output_type.__dataclass_fields__}
-        found["loss"] = _loss(self, hidden, labels, given)
-        found["logits"] = _logits(self, hidden) if self.options.keep_logits else _tell_of_logits(known.__name__)
-        if has_router and given["output_router_logits"]:
-            found["aux_loss"], share = _router_loss(self, known.__module__, outputs, given.get("attention_mask"))
-            found["loss"] = found["loss"] + share
-        result = output_type(**found)
-        return result if (self.config.return_dict if as_dict is None else as_dict) else result.to_tuple()
+        self._fuses_now = True
+        try:
+            outputs = known.forward(self, **given, return_dict=True)
+        finally:
+            self._fuses_now, self._hidden = False, None
+        if not self.options.keep_logits:
+            outputs = type(outputs)(**{**outputs, "logits": _tell_of_logits(known.__name__)})
+        return outputs if (self.config.return_dict if as_dict is None else as_dict) else outputs.to_tuple()
 
     return forward
-
-
-@as_constant
-def _output_type(forward: Any) -> Any:
-    """The class that a model's forward returns, from its annotation."""
-    outputs = importlib.import_module("transformers.modeling_outputs")
-    annotation = inspect.signature(forward).return_annotation
-    for one in typing.get_args(annotation) or (annotation,):
-        if isinstance(one, type) and issubclass(one, outputs.ModelOutput):
-            return one
-    return outputs.CausalLMOutputWithPast
-
-
-def _router_loss(model: Any, module: str, outputs: Any, attention_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """A mixture's load-balancing loss, and its share of the loss, as the model computes them."""
-    config = model.config.get_text_config()
-    experts = getattr(model, "num_experts", None) or config.num_experts
-    balance = importlib.import_module(module).load_balancing_loss_func
-    aux_loss = balance(outputs.router_logits, experts, config.num_experts_per_tok, attention_mask)
-    return aux_loss, config.router_aux_loss_coef * aux_loss
 
 
 def _fuses(model: Any, known: type[Any], given: dict[str, Any]) -> bool:
     if given.get("labels") is None or not (model.training or model.options.evaluation):
         return False
-    head, kept, reason = model.lm_head, given.get("logits_to_keep", 0), None
-    if isinstance(kept, Tensor) and kept.dim() != 1:
-        reason = f"logits_to_keep has {kept.dim()} dimensions"
-    reason = reason or _other_loss(known, model.loss_function) or called_otherwise(head, "lm_head", nn.Linear)
+    name = model.made.head
+    head = model._modules[name]
+    reason = _other_loss(known, model.loss_function) or called_otherwise(head, name, nn.Linear)
     if reason is not None:  # such a head may have no weight
         return stands_for(model, known, reason, labels=given["labels"])
-    tensors = {name: given.get(name) for name in ("labels", "input_ids", "inputs_embeds")}
-    return stands_for(model, known, **{"lm_head.weight": head.weight, "lm_head.bias": head.bias}, **tensors)
+    tensors = {each: given.get(each) for each in ("labels", "input_ids", "inputs_embeds")}
+    return stands_for(model, known, **{f"{name}.weight": head.weight, f"{name}.bias": head.bias}, **tensors)
 
 
-def _other_head(head: Any) -> str | None:
+def _other_head(head: Any, name: str) -> str | None:
     """Why to call a head is not the product with its weight that we compute, None if it is."""
-    if reason := called_otherwise(head, "lm_head", nn.Linear):
+    if reason := called_otherwise(head, name, nn.Linear):
         return reason
-    return other_kind("lm_head.weight", head.weight) or other_kind("lm_head.bias", head.bias)
+    return other_kind(f"{name}.weight", head.weight) or other_kind(f"{name}.bias", head.bias)
 
 
 @as_constant
@@ -229,27 +344,3 @@ def _tell_of_logits(name: str) -> None:
     if name not in _without_logits:
         _without_logits.add(name)
         warnings.warn(f"{name} returns logits=None with its loss: patch(model, keep_logits=True) keeps them.", stacklevel=3)
-
-
-def _loss(model: Any, hidden: Tensor, labels: Tensor, given: dict[str, Any]) -> Any:
-    shifted = given.get("shift_labels")
-    return causal_lm_loss(
-        hidden,
-        model.lm_head.weight,
-        labels,
-        given.get("num_items_in_batch"),
-        True if shifted is None else shifted.reshape(hidden.shape[:-1]),
-        given.get("ignore_index", -100),
-        model.lm_head.bias,
-        softcap=getattr(model.config, "final_logit_softcapping", None),
-        accum_dtype=model.options.accum_dtype,
-        chunk_tokens=model.options.chunk_tokens,
-        memory_budget=model.options.memory_budget,
-    )
-
-
-def _logits(model: Any, hidden: Tensor) -> Tensor:
-    with torch.no_grad():
-        logits = model.lm_head(hidden)
-        softcap = getattr(model.config, "final_logit_softcapping", None)
-        return logits if softcap is None else torch.tanh(logits / softcap) * softcap
