@@ -15,10 +15,10 @@ from tools.workspace import ROOT, read_packages
 # Of the sources of a package: files, lines, and of an operator the share of its lines that is device code, in hundredths.
 MOST = {
     "npu_tiling": (20, 5720, 0),
-    "rms_norm": (23, 4990, 18),
+    "rms_norm": (23, 5200, 17),
     "embedding": (22, 5450, 28),
     "attn_res": (29, 7130, 21),
-    "fused_linear_cross_entropy": (41, 10510, 16),
+    "fused_linear_cross_entropy": (41, 10630, 16),
 }
 MOST_PARAMETERS = 36  # of a kernel
 PRIVATE = re.compile(r"\b(?:torch|dist)\.(?:\w+\.)*_\w+")

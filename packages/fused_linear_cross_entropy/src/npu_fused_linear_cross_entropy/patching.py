@@ -69,7 +69,7 @@ def patch(
     all ignored give a loss of 0, where the model's mean is NaN.
 
     A model is known by what its forward does: it runs on a CPU with a head, a loss function and a base model that stand in
-    for its own. It has to call a linear layer once, with hidden states, and its `loss_function` once, with the labels and
+    for its own. It has to call a linear layer once, and its `loss_function` once, with the labels and
     that layer's result, at most times a factor and under a softcap (Gemma, Cohere, Granite). What else a model adds to its
     loss, as a router's, it adds as before: in training its own forward runs, with `causal_lm_loss` in the place of its loss.
     So are most causal language models of transformers known, and models of text and images, also as a part of another
@@ -164,7 +164,7 @@ class _Probe:
         expected = scaled if softcap is None else softcap * torch.tanh(scaled / softcap)
         if scale <= 0 or not torch.allclose(passed[0].float(), expected.expand(_TOKENS, -1), rtol=1e-5, atol=1e-6 * scale):
             return "it changes its logits by more than a factor and a softcap"
-        return _Logits(self._name, round(scale, 9) if abs(scale - 1) > 1e-6 else 1.0, softcap)
+        return _Logits(self._name, float(f"{scale:.6g}"), softcap)  # fp32 has rounded it
 
     def _passed(self, values: Tensor) -> Tensor | str:
         """What the model makes of logits of these values, for its loss function."""
@@ -173,8 +173,8 @@ class _Probe:
         tokens = torch.arange(1, _TOKENS + 1)[None]
         seen: list[Any] = []
 
-        def head(x: Tensor) -> Tensor:
-            seen.append(("head", torch.equal(x, hidden)))
+        def called(x: Tensor) -> Tensor:
+            seen.append(("head", x.shape == hidden.shape))
             return values.expand(1, _TOKENS, len(values)).clone()
 
         def loss(logits: Tensor, labels: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
@@ -184,13 +184,13 @@ class _Probe:
 
         twin: Any = object.__new__(type(known.__name__, (known,), {"loss_function": staticmethod(loss)}))
         vars(twin).update(vars(self._model), training=True)
-        rest = dict.fromkeys(self._model._modules, _Anything(hidden))
-        vars(twin)["_modules"] = {**rest, self._name: head}
+        rest = {name: _Anything(hidden, module) for name, module in self._model._modules.items()}
+        vars(twin)["_modules"] = {**rest, self._name: _Head(hidden, None, called)}
         names = names_of(known.forward)
         given = {"input_ids": tokens, "labels": tokens, "return_dict": True, "output_router_logits": False}
         outputs = known.forward(twin, **{name: each for name, each in given.items() if name in (*names, "return_dict")})
         if [each for each in seen if isinstance(each, tuple)] != [("head", True), ("loss", True)]:
-            return "it calls its head and its loss function otherwise than once each, with hidden states and labels"
+            return "it calls its head and its loss function otherwise than once each, with all tokens and their labels"
         if outputs.loss.item() != 7.0 or "logits" not in outputs:
             return "its loss is not what its loss function returns"
         made: Tensor = seen[-1]
@@ -201,18 +201,19 @@ _TOKENS = 3
 
 
 class _Anything:
-    """Stands in for the modules of a model: it can be called, has every attribute, and gives hidden states."""
+    """Stands in for a module: it has its numbers, can be called, and gives hidden states, as does every other attribute."""
 
-    def __init__(self, hidden: Tensor) -> None:
-        self.last_hidden_state = hidden
+    def __init__(self, hidden: Tensor, module: Any) -> None:
+        self.last_hidden_state, self._module = hidden, module
 
     def __call__(self, *arguments: Any, **keywords: Any) -> _Results:
         return _Results(self.last_hidden_state)
 
-    def __getattr__(self, name: str) -> _Anything:
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self
+        value = getattr(self._module, name, None)
+        return value if isinstance(value, (int, float, str)) else self
 
 
 class _Results:
@@ -227,6 +228,16 @@ class _Results:
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
             raise AttributeError(name)
+
+
+class _Head:
+    """Stands in for the head of a model while its forward runs."""
+
+    def __init__(self, weight: Any, bias: Any, called: Any) -> None:
+        self.weight, self.bias, self._called = weight, bias, called
+
+    def __call__(self, hidden: Tensor) -> Any:
+        return self._called(hidden)
 
 
 class _Patched(Derived):
@@ -271,19 +282,24 @@ class _Patched(Derived):
 
 def _patched(known: type[Any], *options: Any) -> type[nn.Module]:
     *own, made = options
-    of_class, name = inspect.getattr_static(known, "loss_function"), made.head
+    of_class = inspect.getattr_static(known, "loss_function")
     loss_function = of_class.fget
 
     attributes = {
         "options": _Options(*own),
         "made": made,
         "forward": _with_fused_loss(known),
-        name: property(lambda self: self._keep_hidden if self._fuses_now else self._modules[name]),
+        made.head: property(_head_of),
         "loss_function": property(lambda self: self._fused_loss if self._fuses_now else loss_function(self), of_class.fset),
         "__module__": known.__module__,  # with its name, what transformers writes into a config and looks up
         "__qualname__": known.__qualname__,
     }
     return derived(known.__name__, (_Patched, known), attributes, _patched, known, *options)
+
+
+def _head_of(self: Any) -> Any:
+    head = self._modules[self.made.head]
+    return _Head(head.weight, head.bias, self._keep_hidden) if self._fuses_now else head
 
 
 def _with_fused_loss(known: type[Any]) -> Any:
