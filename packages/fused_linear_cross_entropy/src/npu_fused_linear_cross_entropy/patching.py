@@ -243,8 +243,9 @@ class _Head:
 class _Patched(Derived):
     options: _Options
     made: _Logits
-    _fuses_now = False
-    _hidden: Tensor | None = None
+    _fuses_now: bool
+    _hidden: Tensor | None
+    _npu_state = {"_fuses_now": False, "_hidden": None}
 
     def _keep_hidden(self, hidden: Tensor) -> Tensor:
         """Stands in for the head in a fused call: a column in place of the logits, unless they are kept."""

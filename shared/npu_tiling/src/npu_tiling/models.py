@@ -217,8 +217,10 @@ def _other_forward(module: nn.Module) -> bool:
 
 
 def _give_class(module: nn.Module, given: type[nn.Module]) -> None:
-    vars(module).pop("forward", None)  # of the class before
+    for name in ("forward", *getattr(type(module), "_npu_state", ())):  # of the class before
+        vars(module).pop(name, None)
     module.__class__ = given
+    vars(module).update(getattr(given, "_npu_state", {}))  # there before a compiler looks, or it compiles again
 
 
 class _Watched(NamedTuple):
