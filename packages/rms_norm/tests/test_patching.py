@@ -252,7 +252,8 @@ def test_torch_rms_norm_gives_the_same(dtype, options):
     assert torch.allclose(actual, expected, rtol=2 * torch.finfo(dtype).eps, atol=0)
 
 
-def test_kernels_run_in_place_of_the_forward(device):
+def test_kernels_run_in_place_of_the_forward(device, monkeypatch):
+    monkeypatch.setattr("npu_rms_norm.patching._recognised", {})
     module = nn.RMSNorm(64, eps=1e-6).to(device.torch)
     nn.init.normal_(module.weight)
     x = torch.randn(3, 64, device=device.torch)
@@ -374,3 +375,17 @@ def test_a_subclass_of_torch_s_norm_asks_for_torch_s_function():
     assert patch(module).replaced
     with replaced(nn.functional, "rms_norm", tripled), pytest.warns(UserWarning, match="rms_norm was replaced"):
         assert torch.allclose(module(x), 3 * nn.RMSNorm(8)(x) / 3)
+
+
+def test_a_class_is_known_under_another_default_device_and_dtype(monkeypatch):
+    monkeypatch.setattr("npu_rms_norm.patching._recognised", {})
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            report = patch(nn.Sequential(Norm(64), Norm(64, "gemma")))
+    finally:
+        torch.set_default_dtype(default)
+    assert ['casting_mode="llama", offset=0.0' in str(report), 'casting_mode="gemma", offset=1.0' in str(report)] == [
+        True
+    ] * 2

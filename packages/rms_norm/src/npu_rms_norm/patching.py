@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from npu_tiling.calls import statistics_dtype
+from npu_tiling.chips import plain_pytorch
 from npu_tiling.models import (
     Derived,
     Patch,
@@ -273,6 +274,8 @@ def recognised(norm: nn.Module) -> Formula | str:
     if key not in _recognised:
         plain = torch.autocast("cpu", enabled=False)
         with (
+            plain_pytorch(),
+            torch.device("cpu"),
             torch.random.fork_rng(devices=[]),
             torch.inference_mode(False),
             torch.enable_grad(),
@@ -413,9 +416,10 @@ class _Probe:
     def _numbers(self, dtypes: Dtypes) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """x, a weight and a gate, the same every time; rows from 1e-3, where eps counts, to 30."""
         self._generator.manual_seed(0)
-        x, gate = (torch.randn(self._shape, generator=self._generator) for _ in range(2))
-        x *= 10 ** (4.5 * torch.rand((*self._shape[:-1], 1), generator=self._generator) - 3)
-        weight = torch.randn(self._width, generator=self._generator)
+        options: dict[str, Any] = {"generator": self._generator, "dtype": torch.float32}
+        x, gate = (torch.randn(self._shape, **options) for _ in range(2))
+        x *= 10 ** (4.5 * torch.rand((*self._shape[:-1], 1), **options) - 3)
+        weight = torch.randn(self._width, **options)
         own = dtypes[1] or dtypes[0]
         return (
             x.to(dtypes[0]),
