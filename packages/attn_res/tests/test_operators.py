@@ -6,7 +6,7 @@ from functools import partial
 import depth
 import pytest
 import torch
-from npu_attn_res import AttnRes, BlockAttnRes, attn_res, attn_res_bank, attn_res_merge, attn_res_phase1
+from npu_attn_res import AttnRes, BlockAttnRes, attn_res, attn_res_bank, attn_res_keys, attn_res_merge, attn_res_phase1
 
 from testing.operators import *  # noqa: F403
 from testing.operators import Case, Input, only_at
@@ -81,6 +81,12 @@ def written(bank, prefix, x, query, norm, weight):
     return banked(bank, prefix, x, query, norm, weight, append=True, in_place=True)[:3]
 
 
+def keys_formula(bank, prefix, queries):
+    keys = normalise(torch.cat([bank, prefix.unsqueeze(-2)], -2), 1.0)
+    alpha = torch.softmax(torch.einsum("...nd,qd->q...n", keys, queries), -1)
+    return torch.einsum("q...n,...nd->q...d", alpha, keys)
+
+
 def module(blocks, query, norm):
     return torch.func.functional_call(MODULE, {"query": query, "rms_weight": norm}, (blocks,))
 
@@ -126,6 +132,7 @@ CASES = (
     Case("no blocks", partial(banked, n_blocks=0), of_frozen_bank, partial(banked_formula, n_blocks=0), option=True),
     Case("written", written, of_frozen_bank, banked_formula, without=WRITES),
     Case("written without gradients", written, untrained_bank),
+    Case("keys", attn_res_keys, lambda n: ((n, 3, 8), (n, 8), (2, 8)), keys_formula),
     Case("module", module, stacked, formula),
 )
 

@@ -127,7 +127,7 @@ def compute_keys_backward(call: KeysBackward) -> tuple[Tensor | None, ...]:
     return (
         None if dbank is None else dbank.movedim(0, -2).contiguous(),
         v.dprefix_sum if call.need_prefix else None,
-        dquery.to(call.query.dtype) if call.need_query else None,
+        dquery.to(call.query.dtype).contiguous() if call.need_query else None,
     )
 
 
@@ -165,24 +165,27 @@ KEYS_BACKWARD = Operator(
 
 class _Keys(Function):
     @staticmethod
-    def forward(ctx, run, bank, prefix, query, eps, dtype):  # type: ignore[no-untyped-def]
+    def forward(ctx, run, bank, prefix, query, eps, dtype, save):  # type: ignore[no-untyped-def]
         save_statistics = True
         h, score, rstd = run(bank, prefix, query, eps, dtype, save_statistics)
         ctx.save_for_backward(bank, prefix, query, score, rstd)
         ctx.set_materialize_grads(False)
-        return h
+        if not save:
+            return h, None, None
+        ctx.mark_non_differentiable(score, rstd)
+        return h, score, rstd
 
     @staticmethod
-    def backward(ctx, dh):  # type: ignore[no-untyped-def]
+    def backward(ctx, dh, *_):  # type: ignore[no-untyped-def]
         _, need_bank, need_prefix, need_query, *_ = ctx.needs_input_grad
         if dh is None:
-            return (None,) * 6
+            return (None,) * 7
         gradients = KEYS_BACKWARD(KeysBackward(dh, *ctx.saved_tensors, need_bank, need_prefix, need_query))
-        return None, *gradients, None, None
+        return None, *gradients, None, None, None
 
 
-def _record_keys(run: Any, bank: Any, prefix: Any, query: Any, eps: Any, dtype: Any, save: Any) -> Any:
-    return apply(_Keys, run, bank, prefix, query, eps, dtype), None, None
+def _record_keys(run: Any, *arguments: Any) -> Any:
+    return apply(_Keys, run, *arguments)
 
 
 KEYS.autograd(_record_keys)
