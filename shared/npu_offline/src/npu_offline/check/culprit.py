@@ -132,7 +132,8 @@ def _of_ir(
         if not linalg.ok:
             yield Verdict(f"{KERNEL}, or {FRONT_END},", _said(linalg))
         return
-    if not meaning.ok:
+    is_what_chips_compute = linalg.ok and not linalg.refused  # the expectation
+    if meaning.problem or not (meaning.ok or is_what_chips_compute):
         yield Verdict(KERNEL, f"{_said(meaning)}; its TTIR says so, as Triton itself defines it")
     if linalg.refused or meaning.problem:
         return

@@ -22,7 +22,7 @@ from .numbers import Array, Numbers, integer_of, is_float, kind_of, memory_dtype
 
 Mask = NDArray[np.bool_] | None  # which programs take part; None for all
 _ELEMENTS = 1 << 17  # of the largest tile of programs that are executed at once: what a cache holds
-_SKIPPED = {"tt.print", "tt.assert", "gpu.barrier", "tt.annotation"}
+_SKIPPED = {"tt.print", "tt.assert", "gpu.barrier", "tt.annotation", "llvm.intr.assume"}
 _REDUCTIONS: dict[str, Callable[..., Any]] = {
     "arith.addi": np.add,
     "arith.muli": np.multiply,
