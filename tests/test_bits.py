@@ -178,7 +178,7 @@ def test_there_is_a_table_for_each_operator_with_a_row_for_each_change():
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("title", operators())
 def test_a_cell_says_which_bits_stay(title, change):
-    """ "yes": at each place. "no": not at all of them. "-": there is no such result, or it is of other rows."""
+    """ "yes": at each place. "no": nobody promises it. "-": there is no such result, or it is of other rows."""
     places = {"cpu": contextlib.nullcontext()}
     if not why_not("emulated"):
         places["emulated"] = emulate("Ascend910B4")
@@ -189,4 +189,5 @@ def test_a_cell_says_which_bits_stay(title, change):
         for result, values in one.items():
             equal.setdefault(result, []).append(torch.equal(values, other[result]))
     cells = {name: cell for name, cell in tables()[title][change].items() if cell != "-"}
-    assert cells == {name: "yes" if all(each) else "no" for name, each in equal.items()}
+    assert cells.keys() == equal.keys()
+    assert {name for name, cell in cells.items() if cell == "yes"} <= {name for name, each in equal.items() if all(each)}

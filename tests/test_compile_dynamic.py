@@ -14,7 +14,7 @@ import npu_rms_norm
 import pytest
 import torch
 import torch._dynamo.testing
-from npu_attn_res import attn_res, attn_res_bank, attn_res_merge, attn_res_phase1, fused_attnres
+from npu_attn_res import attn_res, attn_res_bank, attn_res_keys, attn_res_merge, attn_res_phase1, fused_attnres
 from npu_embedding import embedding, embedding_bag, ngram_embedding
 from npu_fused_linear_cross_entropy import (
     causal_lm_loss,
@@ -86,6 +86,7 @@ CALLS = {
         (random(n, D), random(n), random(n, D), *vectors(3)),
         {"scale": c, "output_rms_eps": c},
     ),
+    "attn_res_keys": lambda n, c: (attn_res_keys, (random(n, BLOCKS, D), random(n, D), random(2, D)), {"scale": c}),
     "fused_attnres": lambda n, c: (fused_attnres, (random(D), random(BLOCKS, n, D), *vectors(2)), {"scale": c}),
     "fused_linear_cross_entropy": lambda n, c: (
         fused_linear_cross_entropy,

@@ -81,7 +81,7 @@ def test_a_model_in_fp32_trains_as_the_original_does(loop):
     report = npu_attn_res.patch(model)
     assert not report.left and len(report.replaced) >= 8
     found = step(model, inputs)
-    assert_same(found, expected)
+    assert_same(found, expected, layers=4 * 8 if loop else 2 * 8)  # with open gates, which multiply on every visit
     assert queries(found) and all(gradient.abs().sum() > 0 for gradient in queries(found).values())
     assert not report.fell_back
 

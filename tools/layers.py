@@ -9,7 +9,7 @@ from __future__ import annotations
 OPERATOR = (
     "__main__ : integrations : explain",
     "patching : distillation : log_probs : module : vocab_parallel : pipeline",
-    "api : bank : two_phase : bags : ngram : distributions",
+    "api : bank : keys : two_phase : bags : ngram : distributions",
     "operator : split",
     "plans : qk : lookup : loss : sources",
     "reference : records : checks : head : decide : tokens",
@@ -48,6 +48,7 @@ FOLDERS = {
         "recording",
         "emulation",
         "backend | launcher",
+        "meaning",
         "final | linalg",
         "loading",
         "faults | idle | native | races | settings | storage",

@@ -115,7 +115,8 @@ def test_another_compiler_machine_environment_or_seed_is_another_verdict(package
 
 def test_all_code_that_executes_a_call_is_part_of_the_key():
     root = verdicts._PACKAGE
-    beside = {"cli.py", "plugin.py", "check/linting.py", "check/bounded.py"}  # nothing that executes a call imports these
+    # Nothing that executes a call imports these.
+    beside = {"cli.py", "plugin.py", "check/linting.py", "check/bounded.py", "check/culprit.py"}
     files = [path for path in verdicts._machine_files() if path.suffix == ".py"]
     assert root / "execute" / "final" / "machine.c" in verdicts._machine_files()
     assert root / "execute" / "runtime" / "launch.c" in verdicts._machine_files()

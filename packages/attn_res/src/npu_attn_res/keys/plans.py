@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from math import ceil, prod
 from typing import Any
 
-import torch
 from npu_tiling import Device, Tile, UnifiedBufferError, fit, footprint, persistent_grid
 from npu_tiling.budget import FP32, INT32_END, Block, equal_blocks, here, power_of_two, round_up
 from npu_tiling.calls import Empty
@@ -418,7 +417,7 @@ def keys_backward(p: Plan, call: KeysBackward) -> tuple[Any, ...]:
     sources, sizes = _sources(p, call)
     dbank, dprefix, dquery = (p.new(each) for each in wanted.values())
     n_tokens = sizes["n_tokens"]
-    partials = None if dquery is None else p.new(Empty((tiling.tiles(n_tokens), *call.query.shape), torch.float32))
+    partials = None if dquery is None else p.new(Empty((tiling.tiles(n_tokens), *call.query.shape), call.query.dtype))
     p.launch(
         attn_res_keys_backward_kernel,
         _NAMES["backward"],

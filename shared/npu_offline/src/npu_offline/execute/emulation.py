@@ -109,7 +109,7 @@ def emulate(
     tool(toolchain, "bishengir-opt")
     require_triton_ascend()
     from .backend import CHECKED, FINAL, MEANING, HostDriver, emulated_target
-    from .meaning.launch import MeaningLauncher
+    from .launcher import MeaningLauncher
     from .native import runtime
 
     runtime()

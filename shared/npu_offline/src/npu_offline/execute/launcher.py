@@ -14,8 +14,9 @@ from ..launches import MAX_PROGRAMS, RESERVED, Access, Launch, LaunchRecord, Led
 from . import settings
 from .faults import Fault, fault_of
 from .final.checked import PLAIN, SURVEYED, check
+from .final.compare import bytes_at
 from .final.findings import FINDING_BYTES, raise_findings, read_findings
-from .meaning.launch import copies_of, unlike_meaning
+from .meaning.launch import copies_of, execute, pointers_of, texts, unlike_meaning
 from .races import shared_writes
 from .settings import ACCESS_FIELDS, running
 from .source_lines import LOAD, STORE, UPDATE, KernelSource
@@ -265,6 +266,26 @@ class Launcher:
         emulation.launches.append(
             Launch(name, grid, constants, arguments, ledgers, notes, tuple(programs), types, **of_checks)
         )
+
+
+class MeaningLauncher:
+    """Executes the programs of one kernel from its TTIR; results are in the arguments."""
+
+    def __init__(self, source: Any, metadata: Any) -> None:
+        self._arguments = Arguments(source)
+
+    def __call__(self, x: int, y: int, z: int, stream: Any, function: int, *rest: Any) -> None:
+        from .meaning.memory import Memory  # needs numpy
+
+        emulation, grid, arguments = running[-1], (x, y, z), self._arguments
+        check_grid(arguments.name, grid)
+        values = rest[len(rest) - len(arguments.kept) :]
+        kept = [value for value, keep in zip(values, arguments.kept, strict=True) if keep]
+        memory = Memory(pointers_of(arguments.types, kept), races=emulation.meaning == "races")
+        execute(arguments.name, texts[function], grid, arguments.types, kept, memory, emulation.meaning == "other")
+        for bounds, data in memory.copy().items():
+            bytes_at(*bounds).copy_(data)
+        emulation.launches.append(Launch(arguments.name, grid, arguments.constants, {}, signature=arguments.types))
 
 
 def _accesses(noted: Any, binary: Any) -> tuple[Access, ...]:

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import EndlessLoopError, Finding, OfflineError, OutOfBoundsError, UnsupportedError
-from ...launches import Launch, LaunchRecord
+from ...launches import LaunchRecord
 from ...toolchain.compilation import front_end_of
 from .. import settings
 from ..final.compare import Bounds, bytes_at
-from ..settings import running
 from ..storage import bounds_of
 from .compare import unlike
 
@@ -41,12 +40,12 @@ def _meaning_of(name: str, ttir: str) -> Meaning:
     return Meaning(name, ttir)
 
 
-def _pointers_of(types: Mapping[str, str], values: Sequence[Any]) -> dict[str, Any]:
+def pointers_of(types: Mapping[str, str], values: Sequence[Any]) -> dict[str, Any]:
     """The pointer arguments of a launch by name."""
     return {name: value for (name, kind), value in zip(types.items(), values, strict=True) if kind.startswith("*")}
 
 
-def _execute(
+def execute(
     name: str,
     ttir: str,
     grid: tuple[int, int, int],
@@ -55,6 +54,17 @@ def _execute(
     memory: Memory,
     other: bool,
 ) -> None:
+    """Execute the programs of a launch; what they store is in the memory.
+
+    Args:
+        name: the kernel's.
+        ttir: its TTIR.
+        grid: of the launch.
+        types: Triton type by name of its arguments, constants left out.
+        values: of these arguments.
+        memory: of its pointers.
+        other: executes them in fp64, in reverse order, with other numbers where Triton leaves a number undefined.
+    """
     import time
 
     scalars = {key: value for (key, kind), value in zip(types.items(), values, strict=True) if not kind.startswith("*")}
@@ -67,32 +77,9 @@ def _execute(
         _meaning_of(name, ttir).execute(grid, scalars, list(types), memory, other=other, late=is_late)
 
 
-class MeaningLauncher:
-    """Executes the programs of one kernel from its TTIR; results are in the arguments."""
-
-    def __init__(self, source: Any, metadata: Any) -> None:
-        from ..launcher import Arguments
-
-        self._arguments = Arguments(source)
-
-    def __call__(self, x: int, y: int, z: int, stream: Any, function: int, *rest: Any) -> None:
-        from ..launcher import check_grid
-        from .memory import Memory
-
-        emulation, grid, arguments = running[-1], (x, y, z), self._arguments
-        check_grid(arguments.name, grid)
-        values = rest[len(rest) - len(arguments.kept) :]
-        kept = [value for value, keep in zip(values, arguments.kept, strict=True) if keep]
-        memory = Memory(_pointers_of(arguments.types, kept), races=emulation.meaning == "races")
-        _execute(arguments.name, texts[function], grid, arguments.types, kept, memory, emulation.meaning == "other")
-        for bounds, data in memory.copy().items():
-            bytes_at(*bounds).copy_(data)
-        emulation.launches.append(Launch(arguments.name, grid, arguments.constants, {}, signature=arguments.types))
-
-
 def copies_of(types: Mapping[str, str], values: Sequence[Any]) -> dict[Bounds, Any]:
     """The bytes of the storages of a launch's arguments."""
-    bounds = [bounds_of(value) for value in _pointers_of(types, values).values()]
+    bounds = [bounds_of(value) for value in pointers_of(types, values).values()]
     found = {pair for each in bounds for pair in zip(each[::2], each[1::2], strict=True) if pair[1] > pair[0]}
     return {pair: bytes_at(*pair).clone() for pair in found}
 
@@ -111,16 +98,16 @@ def unlike_meaning(
     """
     from .memory import Memory
 
-    pointers = _pointers_of(types, values)
+    pointers = pointers_of(types, values)
     _, ttir, _ = front_end_of(record)
 
-    def execute(*, other: bool) -> Memory:
+    def meant_by(*, other: bool) -> Memory:
         memory = Memory(pointers, before)
-        _execute(record.name, ttir, record.grid, types, values, memory, other)
+        execute(record.name, ttir, record.grid, types, values, memory, other)
         return memory
 
     try:
-        meant = execute(other=False).copy()
+        meant = meant_by(other=False).copy()
     except (UnsupportedError, EndlessLoopError):
         return []
     except OutOfBoundsError as error:
@@ -129,7 +116,7 @@ def unlike_meaning(
         return [
             Finding("meaning", None, "its TTIR, executed as Triton defines it, does not: triton-ascend's front end is wrong")
         ]
-    moved = functools.lru_cache(maxsize=1)(lambda: _moved(execute, meant))
+    moved = functools.lru_cache(maxsize=1)(lambda: _moved(meant_by, meant))
     found = []
     for name, kind in types.items():
         if not kind.startswith("*"):
@@ -147,9 +134,9 @@ def unlike_meaning(
     return found
 
 
-def _moved(execute: Callable[..., Memory], meant: Mapping[Bounds, Any]) -> Mapping[Bounds, Any]:
+def _moved(meant_by: Callable[..., Memory], meant: Mapping[Bounds, Any]) -> Mapping[Bounds, Any]:
     try:
-        return execute(other=True).copy()
+        return meant_by(other=True).copy()
     except OfflineError:  # a number that is undefined may be an address
         return meant
 
