@@ -4,6 +4,8 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from npu_tiling import dispatch
 
 CALLS = """
 import hashlib, importlib.util, sys
@@ -67,3 +69,8 @@ def test_results_are_the_same_without_private_names(found):
     with_names, without = found
     assert "vmap" in with_names and "Traceback" not in with_names
     assert without == with_names
+
+
+def test_memory_of_a_device_without_a_fast_function_for_it():
+    made = dispatch.allocator(torch.device("meta"))((2, 3), (1, 2), torch.bfloat16)
+    assert (made.shape, made.stride(), made.dtype, made.device.type) == ((2, 3), (1, 2), torch.bfloat16, "meta")

@@ -158,7 +158,10 @@ def group_named(name: str | None = None) -> Any:
 
 def allocator(device: torch.device) -> Callable[..., Tensor]:
     """empty(sizes, strides, dtype) on the current device: the fast one that Inductor's code calls, where PyTorch has it."""
-    slow = functools.partial(torch.empty_strided, device=device)
+
+    def slow(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty_strided(sizes, strides, dtype=dtype, device=device)
+
     found: Callable[..., Tensor] = _private(f"_C._dynamo.guards._empty_strided_{device.type}", slow)
     return found
 
