@@ -106,7 +106,7 @@ def operators() -> dict[str, Operator]:
         "Embedding": Operator(embedding, [ids], [0], [table], upstream),
         "Attention Residuals": Operator(over_depth, [values], [1.0], [query, weight], upstream),
         "Log-probabilities with `batch_invariant`": head(invariant, 96, 520),
-        "Linear cross entropy and log-probabilities": head(unreduced, 1024, 2000),
+        OF_A_LIBRARY: head(unreduced, 1024, 2000),
     }
 
 
@@ -151,6 +151,7 @@ CHANGES = {
     "the rows in two calls": in_parts,
     "one row without gradients, as in a rollout": in_a_rollout,
 }
+OF_A_LIBRARY = "Linear cross entropy and log-probabilities"  # its products: whether their bits differ depends on the machine
 COLUMNS = ("output", "gradient of rows", "gradients of parameters")
 
 
@@ -178,7 +179,7 @@ def test_there_is_a_table_for_each_operator_with_a_row_for_each_change():
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("title", operators())
 def test_a_cell_says_which_bits_stay(title, change):
-    """ "yes": at each place. "no": nobody promises it. "-": there is no such result, or it is of other rows."""
+    """ "yes": at each place. "no": not at all of them. "-": there is no such result, or it is of other rows."""
     places = {"cpu": contextlib.nullcontext()}
     if not why_not("emulated"):
         places["emulated"] = emulate("Ascend910B4")
@@ -190,4 +191,6 @@ def test_a_cell_says_which_bits_stay(title, change):
             equal.setdefault(result, []).append(torch.equal(values, other[result]))
     cells = {name: cell for name, cell in tables()[title][change].items() if cell != "-"}
     assert cells.keys() == equal.keys()
-    assert {name for name, cell in cells.items() if cell == "yes"} <= {name for name, each in equal.items() if all(each)}
+    kept = {name for name, each in equal.items() if all(each)}
+    promised = {name for name, cell in cells.items() if cell == "yes"}
+    assert promised <= kept if title == OF_A_LIBRARY else promised == kept
