@@ -91,6 +91,121 @@ def test_a_model_is_known_by_what_its_forward_does(logits_of, keep_logits):
     assert torch.equal(ours.eval()(ids, labels=ids).logits, expected.logits)
 
 
+def of_all(self, logits, labels):
+    return nn.functional.cross_entropy(logits.view(-1, VOCABULARY), labels.view(-1))
+
+
+def of_marked(self, logits, labels):
+    """The next token's, where it is marked; as speech models drop padding."""
+    marked = labels[:, 1:] > 9
+    return nn.CrossEntropyLoss(label_smoothing=0.1)(logits[..., :-1, :][marked].contiguous(), labels[:, 1:][marked])
+
+
+def of_biased(self, logits, labels):
+    rows = (logits + torch.arange(VOCABULARY) / 9)[:, 1:].reshape(-1, logits.size(-1))
+    return (
+        2 * nn.functional.cross_entropy(rows, labels[:, 1:].reshape(-1), ignore_index=3, reduction="sum") + logits.shape[0]
+    )
+
+
+def nested(self, hidden):
+    return self.cls(hidden)
+
+
+def with_own_loss(own_loss, logits_of=plain):
+    """A model whose forward computes its loss itself."""
+    known = type(ours := model(logits_of=logits_of))
+
+    def forward(self, input_ids, labels=None, **kwargs):
+        logits = known.forward(self, input_ids).logits
+        return Output(loss=None if labels is None else own_loss(self, logits, labels), logits=logits)
+
+    ours.__class__ = type("OwnForConditionalGeneration", (known,), {"forward": forward, "__module__": "of_tomorrow"})
+    return ours
+
+
+def with_nested_head():
+    """A model whose head is inside another module, after a layer."""
+    ours = model(logits_of=nested)
+    ours.cls = nn.Sequential(nn.Linear(16, 16), ours.lm_head)
+    del ours.lm_head
+    type(ours).get_output_embeddings = lambda self: self.cls[1]
+    return ours
+
+
+OF_ROWS = {each.__name__: lambda each=each: with_own_loss(each) for each in (of_all, of_marked, of_biased)}
+
+
+@pytest.mark.parametrize("keep_logits", [False, True])
+@pytest.mark.parametrize("make", [*OF_ROWS.values(), with_nested_head], ids=[*OF_ROWS, "nested"])
+def test_rows_of_logits_and_nested_heads_are_known(make, keep_logits):
+    ours = make()
+    ids = torch.randint(VOCABULARY, (2, 7))
+    expected = ours(ids, labels=ids)
+    wanted = torch.autograd.grad(expected.loss, list(ours.parameters()))
+    report = patch(ours, keep_logits=keep_logits)
+    names = [name for name, _ in ours.named_modules()]
+    found = ours(ids, labels=ids)
+    assert report.replaced and not report.fell_back
+    assert (
+        torch.equal(found.logits, expected.logits) and not found.logits.requires_grad
+        if keep_logits
+        else found.logits is None
+    )
+    torch.testing.assert_close(found.loss, expected.loss)
+    for one, other in zip(torch.autograd.grad(found.loss, list(ours.parameters())), wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert [name for name, _ in ours.named_modules()] == names
+    with pytest.warns(UserWarning, match="it is compiled"):
+        compiled = torch.compile(ours, backend="eager")(ids, labels=ids)
+    torch.testing.assert_close(compiled.loss, expected.loss)
+    assert torch.equal(ours.eval()(ids, labels=ids).logits, expected.logits)
+
+
+@pytest.mark.parametrize(
+    "own_loss",
+    [
+        lambda self, logits, labels: of_all(self, logits / 2, labels),
+        lambda self, logits, labels: of_all(self, logits, labels) + logits.square().mean(),
+        lambda self, logits, labels: nn.functional.cross_entropy(logits.transpose(1, 2), labels),
+        lambda self, logits, labels: nn.functional.cross_entropy(
+            logits.flatten(0, 1), labels.flatten(), torch.ones(VOCABULARY)
+        ),
+        lambda self, logits, labels: of_all(self, logits, labels) + of_all(self, logits, labels),
+    ],
+    ids=["scaled", "read", "transposed", "weighted", "twice"],
+)
+def test_what_reads_its_logits_is_left(own_loss):
+    ours = with_own_loss(own_loss)
+    assert patch(ours).left
+
+
+def test_logits_that_are_read_at_last_are_made():
+    """A forward does otherwise than when it was looked at: it gets its logits."""
+
+    def loss(self, logits, labels):
+        return of_all(self, logits if self.factor == 1 else logits * self.factor, labels)
+
+    ours = with_own_loss(loss)
+    ours.factor, ids = 1, torch.randint(VOCABULARY, (2, 7))
+    report = patch(ours)
+    assert report.replaced
+    ours.factor = 3
+    found = ours(ids, labels=ids).loss
+    assert all(each.any() for each in torch.autograd.grad(found, list(ours.parameters()), retain_graph=True))
+    report.undo()
+    assert torch.equal(found, ours(ids, labels=ids).loss)
+
+
+def test_hooks_above_a_nested_head_see_what_they_saw():
+    ours, ids, seen = with_nested_head(), torch.randint(VOCABULARY, (2, 7)), []
+    report = patch(ours)
+    ours.cls.register_forward_hook(lambda module, given, result: seen.append(result))
+    with pytest.warns(UserWarning, match="its cls has hooks"):
+        assert ours(ids, labels=ids).logits is seen[0]
+    assert report.fell_back
+
+
 def test_what_the_model_adds_to_its_loss_is_added():
     ours, ids = model(loss_of=lambda loss: loss + 5), torch.randint(VOCABULARY, (2, 7))
     expected = ours(ids, labels=ids).loss
@@ -109,7 +224,7 @@ def test_what_the_model_adds_to_its_loss_is_added():
         (lambda: model(logits_of=lambda self, x: -self.lm_head(x)), "more than a factor and a softcap"),
         (lambda: model(logits_of=lambda self, x: self.lm_head(x)[..., :-1]), "the shape of its logits"),
         (lambda: model(logits_of=lambda self, x: self.lm_head(x) + self.lm_head(x)), "once each"),
-        (lambda: model(logits_of=lambda self, x: x @ self.lm_head.weight.t()), "does not run by itself"),
+        (lambda: model(logits_of=lambda self, x: x @ self.lm_head.weight.t()), "once each"),
         (lambda: model(head=nn.Sequential(nn.Linear(16, VOCABULARY))), "lm_head is not a plain torch.nn.Linear"),
         (lambda: model(loss=other_loss), "its loss function is other_loss and not ForCausalLMLoss"),
     ],

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 import warnings
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +30,7 @@ from npu_tiling.models import (
 )
 from torch import Tensor, nn
 
-from .api import causal_lm_loss
+from .api import causal_lm_loss, fused_linear_cross_entropy
 from .call import Options
 from .checks import check_values
 
@@ -51,7 +54,7 @@ def patch(
     chunk_tokens: int | None = None,
     memory_budget: int | None = None,
 ) -> Patch:
-    """Let `causal_lm_loss` compute the training loss of transformers' causal language models, without their logits.
+    """Let `causal_lm_loss` compute the training loss of transformers' language models, without their logits.
 
     Called in training mode and with labels, a patched model returns that loss, and `logits=None`, with a warning the first
     time that says how to keep them. Called otherwise it does
@@ -74,6 +77,10 @@ def patch(
     loss, as a router's, it adds as before: in training its own forward runs, with `causal_lm_loss` in the place of its loss.
     So are most causal language models of transformers known, and models of text and images, also as a part of another
     module. Others are left alone, with the reason.
+
+    Known too are models whose forward calls torch's cross entropy itself, with rows of the head's result or a bias added to
+    them (T5, BART, Whisper, NLLB; `fused_linear_cross_entropy` computes it, in the dtype of its result), and models whose
+    head is inside another module (BERT). Compiled, those do what they did, with a warning.
 
     Args:
         model: any module, changed in place.
@@ -103,31 +110,49 @@ def _recognise(module: nn.Module, options: _Options) -> Replacement | str | None
     if reason := obstacle(module):
         return reason
     head = getattr(module, "get_output_embeddings", lambda: getattr(module, "lm_head", None))()
-    name = next((name for name, child in module.named_children() if child is head), None)
+    name = next((name for name, child in module.named_modules() if child is head and name), None)
     if name is None:
         return f"{_UNKNOWN}: it has no output embeddings of its own"
-    if reason := _other_head(head, name) or _other_loss(known, module.loss_function):
+    if reason := _other_head(head, name):
         return reason
-    if not isinstance(inspect.getattr_static(known, "loss_function"), property):
-        return f"{_UNKNOWN}: its loss_function is no property, as transformers has it"
-    made = _Probe(module, name).logits()
+    probe = _Probe(module, name)
+    made: _Logits | str
+    if reason := _other_loss(known, module.loss_function):
+        made = reason
+    elif not isinstance(inspect.getattr_static(known, "loss_function"), property):
+        made = f"{_UNKNOWN}: its loss_function is no property, as transformers has it"
+    elif isinstance(made := probe.logits(), str):
+        made = f"{_UNKNOWN}: {made}"
     if isinstance(made, str):
-        return f"{_UNKNOWN}: {made}"
+        if not probe.calls_cross_entropy():
+            return made
+        made = _Logits(name, 1.0, None, in_forward=True)
     logits = "" if options.keep_logits else "; logits are None then, with keep_logits=True they are kept"
+    ours = "fused_linear_cross_entropy" if made.in_forward else "causal_lm_loss"
     return Replacement(
-        _patched(known, *options, made), f"causal_lm_loss, with labels{'' if options.evaluation else ' in training'}{logits}"
+        _patched(known, *options, made), f"{ours}, with labels{'' if options.evaluation else ' in training'}{logits}"
     )
 
 
-_UNKNOWN = "no causal language model that is known"
+_UNKNOWN = "no language model that is known"
 
 
 class _Logits(NamedTuple):
-    """How a model makes its logits: the layer's result, times a factor, under a cap."""
+    """How a model makes its logits: the layer's result, times a factor, under a cap.
+
+    Attributes:
+        in_forward: its forward itself calls torch's cross entropy with them, and no loss function.
+    """
 
     head: str
     logit_scale: float
     softcap: float | None
+    in_forward: bool = False
+
+    @property
+    def eager_alone(self) -> bool:
+        """Compilers follow neither a head inside another module nor a loss that stands for torch's."""
+        return self.in_forward or "." in self.head
 
 
 class _Probe:
@@ -141,6 +166,9 @@ class _Probe:
     def __init__(self, model: nn.Module, name: str) -> None:
         self._model, self._name = model, name
         self._vocabulary: int = model.get_submodule(name).weight.shape[0]  # type: ignore[assignment, index]
+        self._hidden = torch.linspace(-1, 1, _TOKENS * 8).reshape(1, _TOKENS, 8)
+        self._tokens = torch.arange(1, _TOKENS + 1)[None]
+        self._weight = torch.empty(1, 8).expand(self._vocabulary, 8)
 
     def logits(self) -> _Logits | str:
         """What it does with the head's result, or why that is not what `causal_lm_loss` does."""
@@ -168,27 +196,18 @@ class _Probe:
 
     def _passed(self, values: Tensor) -> Tensor | str:
         """What the model makes of logits of these values, for its loss function."""
-        known: Any = type(self._model)
-        hidden = torch.linspace(-1, 1, _TOKENS * 8).reshape(1, _TOKENS, 8)
-        tokens = torch.arange(1, _TOKENS + 1)[None]
         seen: list[Any] = []
 
         def called(x: Tensor) -> Tensor:
-            seen.append(("head", x.shape == hidden.shape))
+            seen.append(("head", getattr(x, "last_hidden_state", x).shape == self._hidden.shape))
             return values.expand(1, _TOKENS, len(values)).clone()
 
-        def loss(logits: Tensor, labels: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
-            seen.append(("loss", torch.equal(labels, tokens)))
+        def loss(logits: Tensor, labels: Tensor | None, *arguments: Any, **keywords: Any) -> Tensor:
+            seen.append(("loss", torch.equal(keywords["shift_labels"] if labels is None else labels, self._tokens)))
             seen.append(logits)
             return torch.tensor(7.0)
 
-        twin: Any = object.__new__(type(known.__name__, (known,), {"loss_function": staticmethod(loss)}))
-        vars(twin).update(vars(self._model), training=True)
-        rest = {name: _Anything(hidden, module) for name, module in self._model._modules.items()}
-        vars(twin)["_modules"] = {**rest, self._name: _Head(hidden, None, called)}
-        names = names_of(known.forward)
-        given = {"input_ids": tokens, "labels": tokens, "return_dict": True, "output_router_logits": False}
-        outputs = known.forward(twin, **{name: each for name, each in given.items() if name in (*names, "return_dict")})
+        outputs = self._run(called, loss)
         if [each for each in seen if isinstance(each, tuple)] != [("head", True), ("loss", True)]:
             return "it calls its head and its loss function otherwise than once each, with all tokens and their labels"
         if outputs.loss.item() != 7.0 or "logits" not in outputs:
@@ -196,18 +215,62 @@ class _Probe:
         made: Tensor = seen[-1]
         return made
 
+    def calls_cross_entropy(self) -> bool:
+        """Whether its forward gives rows of its logits to torch's cross entropy, and does nothing else with them."""
+        seen = []
+
+        def loss(*arguments: Any, **keywords: Any) -> Tensor:
+            seen.append(arguments)
+            return torch.tensor(7.0)
+
+        def read() -> Tensor:
+            raise ValueError("its logits are read")
+
+        def head(x: Any) -> _Rows:
+            return _Rows(getattr(x, "last_hidden_state", x), self._vocabulary, loss, read)
+
+        try:
+            outputs = self._run(head, None)
+        except Exception:
+            return False
+        return len(seen) == 1 and isinstance(outputs.get("logits"), _Rows) and isinstance(outputs.loss, Tensor)
+
+    def _run(self, head: Any, loss: Any) -> Any:
+        known: Any = type(self._model)
+        kind = type(known.__name__, (known,), {"loss_function": loss and staticmethod(loss)})
+        twin = self._twin(kind, self._model, self._name.split("."), _Head(self._weight, None, head))
+        names, tokens = names_of(known.forward), self._tokens
+        given = {"input_ids": tokens, "decoder_input_ids": tokens, "labels": tokens, "output_router_logits": False}
+        given = {name: each for name, each in given.items() if name in names}
+        return known.forward(twin, **given, return_dict=True)
+
+    def _twin(self, kind: type[Any], module: Any, path: list[str], head: _Head) -> Any:
+        first, *rest = path
+        twin: Any = object.__new__(kind)
+        vars(twin).update(vars(module), training=True)
+        modules = {name: _Anything(self._hidden, each) for name, each in module._modules.items()}
+        child = module._modules[first]
+        vars(twin)["_modules"] = {**modules, first: self._twin(type(child), child, rest, head) if rest else head}
+        return twin
+
 
 _TOKENS = 3
 
 
 class _Anything:
-    """Stands in for a module: it has its numbers, can be called, and gives hidden states, as does every other attribute."""
+    """Stands in for a module: it has its numbers, can be called, and gives hidden states, as does every other attribute.
+
+    Called as a layer is, with one tensor of real numbers, it gives that tensor back; or is itself, if it has no parameters.
+    """
 
     def __init__(self, hidden: Tensor, module: Any) -> None:
         self.last_hidden_state, self._module = hidden, module
 
-    def __call__(self, *arguments: Any, **keywords: Any) -> _Results:
-        return _Results(self.last_hidden_state)
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        x = arguments[0] if len(arguments) == 1 and not keywords else None
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            return _Results(self.last_hidden_state)
+        return x if any(True for _ in self._module.parameters()) else self._module(x)  # a cap of logits has none
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -235,44 +298,154 @@ class _Head:
 
     def __init__(self, weight: Any, bias: Any, called: Any) -> None:
         self.weight, self.bias, self._called = weight, bias, called
+        self.out_features, self.in_features = weight.shape
 
     def __call__(self, hidden: Tensor) -> Any:
         return self._called(hidden)
+
+
+class _Rows:
+    """Stands in for logits of which a forward takes rows, adds a bias, and calls torch's cross entropy.
+
+    Whatever else is asked of it is asked of the logits themselves: they are made then.
+
+    Args:
+        hidden: [..., H], its rows.
+        vocabulary: V.
+        loss: called with `hidden`, the targets, the bias, and the options of `torch.nn.functional.cross_entropy`.
+        read: makes the logits [..., V] of `hidden`.
+        bias: [V], what was added; None for nothing.
+    """
+
+    def __init__(self, hidden: Tensor, vocabulary: int, loss: Any, read: Any, bias: Tensor | None = None) -> None:
+        self._hidden, self._loss, self._read, self._bias = hidden, loss, read, bias
+        self.shape, self.dtype, self.device = torch.Size((*hidden.shape[:-1], vocabulary)), hidden.dtype, hidden.device
+
+    def logits(self) -> Tensor:
+        made = self._read(self._hidden)
+        return made if self._bias is None else made + self._bias
+
+    def _of(self, hidden: Tensor, bias: Tensor | None = None) -> _Rows:
+        return _Rows(hidden, self.shape[-1], self._loss, self._read, self._bias if bias is None else bias)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.logits(), name)
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    def contiguous(self) -> _Rows:
+        return self
+
+    def view(self, *shape: int) -> Any:
+        if len(shape) < 2 or shape[-1] != self.shape[-1]:
+            return self.logits().view(*shape)
+        return self._of(self._hidden.reshape(*shape[:-1], self._hidden.shape[-1]))
+
+    reshape = view
+
+    def __getitem__(self, index: Any) -> Any:
+        parts = index if isinstance(index, tuple) else (index,)
+        whole = parts[-1] == slice(None) if ... in parts else sum(_dimensions(each) for each in parts) < len(self.shape)
+        return self._of(self._hidden[index]) if whole else self.logits()[index]
+
+    def __add__(self, other: Any) -> Any:
+        is_bias = isinstance(other, Tensor) and other.numel() == self.shape[-1] == other.shape[-1] and self._bias is None
+        return self._of(self._hidden, other.flatten()) if is_bias else self.logits() + other
+
+    def __sub__(self, other: Any) -> Tensor:
+        return self.logits() - other
+
+    def __mul__(self, other: Any) -> Tensor:
+        return self.logits() * other
+
+    def __truediv__(self, other: Any) -> Tensor:
+        return self.logits() / other
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        keywords = keywords or {}
+        if function is nn.functional.cross_entropy:
+            names = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
+            given = {**dict(zip(names, arguments, strict=False)), **keywords}
+            of = given.pop("input")
+            old = [given.pop(name, None) for name in ("weight", "size_average", "reduce")]
+            if old == [None] * 3 and given["target"].dim() == of._hidden.dim() - 1 == 1:
+                return of._loss(of._hidden, of._bias, **given)
+        return function(*_with_logits(arguments), **{name: _with_logits(each) for name, each in keywords.items()})
+
+
+def _with_logits(value: Any) -> Any:
+    if isinstance(value, _Rows):
+        return value.logits()
+    return type(value)(map(_with_logits, value)) if type(value) in (list, tuple) else value
+
+
+def _dimensions(index: Any) -> int:
+    """How many dimensions a part of an index takes."""
+    return index.dim() if isinstance(index, Tensor) and index.dtype == torch.bool else int(index is not None)
+
+
+class _Product(NamedTuple):
+    """What a head was called with, and its own."""
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
 
 
 class _Patched(Derived):
     options: _Options
     made: _Logits
     _fuses_now: bool
-    _hidden: Tensor | None
-    _npu_state = {"_fuses_now": False, "_hidden": None}
+    _product: _Product | None
+    _npu_state = {"_fuses_now": False, "_product": None}
 
-    def _keep_hidden(self, hidden: Tensor) -> Tensor:
-        """Stands in for the head in a fused call: a column in place of the logits, unless they are kept."""
-        self._hidden = hidden
+    def _keep(self, head: Any, hidden: Tensor) -> Any:
+        """Stands in for the head in a fused call: rows or a column in place of the logits, unless they are kept."""
+        product = _Product(hidden, head.weight, head.bias)
+        if self.made.in_forward:
+            return _Rows(hidden, head.weight.shape[0], functools.partial(self._loss_of_rows, product), head)
+        self._product = product
         with torch.no_grad():
-            return self._modules[self.made.head](hidden) if self.options.keep_logits else hidden[..., :1]  # type: ignore[misc]
+            return head(hidden) if self.options.keep_logits else hidden[..., :1]
+
+    def _loss_of_rows(self, product: _Product, rows: Tensor, added: Tensor | None, target: Tensor, **options: Any) -> Tensor:
+        bias = product.bias if added is None else added if product.bias is None else product.bias + added
+        loss = fused_linear_cross_entropy(
+            rows,
+            product.weight,
+            target,
+            bias,
+            **options,
+            accum_dtype=self.options.accum_dtype,
+            chunk_tokens=self.options.chunk_tokens,
+            memory_budget=self.options.memory_budget,
+        )
+        assert isinstance(loss, Tensor)
+        return loss.to(rows.dtype)
 
     def _fused_loss(
         self,
         logits: Any,
-        labels: Tensor,
+        labels: Tensor | None,
         vocab_size: Any = None,
         num_items_in_batch: Tensor | int | None = None,
         ignore_index: int = -100,
         shift_labels: Tensor | None = None,
         **keywords: Any,
     ) -> Any:
-        head: Any = self._modules[self.made.head]
-        assert self._hidden is not None
+        labels = shift_labels if labels is None else labels
+        assert self._product is not None and labels is not None
+        hidden, weight, bias = self._product
         return causal_lm_loss(
-            self._hidden,
-            head.weight,
+            hidden,
+            weight,
             labels,
             num_items_in_batch,
-            True if shift_labels is None else shift_labels.reshape(self._hidden.shape[:-1]),
+            True if shift_labels is None else shift_labels.reshape(hidden.shape[:-1]),
             ignore_index,
-            head.bias,
+            bias,
             softcap=self.made.softcap,
             logit_scale=self.made.logit_scale,
             accum_dtype=self.options.accum_dtype,
@@ -290,17 +463,35 @@ def _patched(known: type[Any], *options: Any) -> type[nn.Module]:
         "options": _Options(*own),
         "made": made,
         "forward": _with_fused_loss(known),
-        made.head: property(_head_of),
         "loss_function": property(lambda self: self._fused_loss if self._fuses_now else loss_function(self), of_class.fset),
         "__module__": known.__module__,  # with its name, what transformers writes into a config and looks up
         "__qualname__": known.__qualname__,
     }
+    if not made.eager_alone:
+        attributes[made.head] = property(_head_of)
     return derived(known.__name__, (_Patched, known), attributes, _patched, known, *options)
+
+
+def _stand_in(model: Any, head: Any) -> _Head:
+    return _Head(head.weight, head.bias, functools.partial(model._keep, head))
 
 
 def _head_of(self: Any) -> Any:
     head = self._modules[self.made.head]
-    return _Head(head.weight, head.bias, self._keep_hidden) if self._fuses_now else head
+    return _stand_in(self, head) if self._fuses_now else head
+
+
+@contextlib.contextmanager
+def _with_stand_in(model: Any) -> Iterator[None]:
+    """The model with another head in its place."""
+    *path, name = model.made.head.split(".")
+    modules = model.get_submodule(".".join(path))._modules
+    head = modules[name]
+    modules[name] = _stand_in(model, head)
+    try:
+        yield
+    finally:
+        modules[name] = head
 
 
 def _with_fused_loss(known: type[Any]) -> Any:
@@ -312,11 +503,16 @@ def _with_fused_loss(known: type[Any]) -> Any:
         as_dict = given.pop("return_dict", None)
         self._fuses_now = True
         try:
-            outputs = known.forward(self, **given, return_dict=True)
+            if self.made.eager_alone:
+                with _with_stand_in(self):
+                    outputs = known.forward(self, **given, return_dict=True)
+            else:
+                outputs = known.forward(self, **given, return_dict=True)
         finally:
-            self._fuses_now, self._hidden = False, None
-        if not self.options.keep_logits:
-            outputs = type(outputs)(**{**outputs, "logits": _tell_of_logits(known.__name__)})
+            self._fuses_now, self._product = False, None
+        with torch.no_grad():
+            logits = _with_logits(outputs["logits"]) if self.options.keep_logits else _tell_of_logits(known.__name__)
+        outputs = type(outputs)(**{**outputs, "logits": logits})
         return outputs if (self.config.return_dict if as_dict is None else as_dict) else outputs.to_tuple()
 
     return forward
@@ -325,13 +521,28 @@ def _with_fused_loss(known: type[Any]) -> Any:
 def _fuses(model: Any, known: type[Any], given: dict[str, Any]) -> bool:
     if given.get("labels") is None or not (model.training or model.options.evaluation):
         return False
-    name = model.made.head
-    head = model._modules[name]
-    reason = _other_loss(known, model.loss_function) or called_otherwise(head, name, nn.Linear)
+    name, reason = model.made.head, None
+    head = model.get_submodule(name)
+    if model.made.eager_alone and torch.compiler.is_compiling():
+        reason = "it is compiled, and its head or its loss is where compilers do not follow ours"
+    elif not model.made.in_forward:
+        reason = _other_loss(known, model.loss_function)
+    reason = reason or _hooks_above(model, name) or called_otherwise(head, name, nn.Linear)
     if reason is not None:  # such a head may have no weight
         return stands_for(model, known, reason, labels=given["labels"])
     tensors = {each: given.get(each) for each in ("labels", "input_ids", "inputs_embeds")}
     return stands_for(model, known, **{f"{name}.weight": head.weight, f"{name}.bias": head.bias}, **tensors)
+
+
+def _hooks_above(model: nn.Module, name: str) -> str | None:
+    """Why a module between a model and its head would see what is not its result, None if none has hooks."""
+    path = name.split(".")[:-1]
+    for length in range(1, len(path) + 1):
+        above = ".".join(path[:length])
+        module = model.get_submodule(above)
+        if module._forward_hooks or module._backward_hooks or module._backward_pre_hooks:
+            return f"its {above} has hooks"
+    return None
 
 
 def _other_head(head: Any, name: str) -> str | None:
