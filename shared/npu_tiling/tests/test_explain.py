@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 import pytest
 import torch
-from npu_tiling import GPUS, device_for, dry_run, soc, watch_launches
+from npu_tiling import GPUS, SOCS, device_for, dry_run, soc, watch_launches
 from npu_tiling.calls import Empty
 from npu_tiling.command import Dtype, chosen_chip, gradients, leaf, main, nbytes
 from npu_tiling.dispatch import OperatorLibrary
@@ -221,11 +221,21 @@ def test_what_repeats_is_said_once(names, said):
 
 
 def test_a_command_line_has_the_options_of_its_function(capsys):
-    assert main("mine", command, ["explain", "--rows", "3", "--chip", "H200", "--backward", "--kind", "b"]) == 0
+    given = ["explain", "--rows", "3", "--chip", "H200", "--backward", "--kind", "b"]
+    assert main("mine", command, [*given, "--all"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("b of 3 on H200 (sm_90, 132 streaming multiprocessors)\n")
     assert "forward: 0 launches; at least 48 bytes" in said
-    assert "backward: 0 launches; at least 24 bytes" in said
+    assert "backward: 0 launches; at least 24 bytes" in said and " us at" not in said
+    assert main("mine", command, given) == 0
+    facts = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line.startswith(" ")]
+    longer = ["time", "that of the launches, which take longer than the bytes"]
+    none = ["runs", "0 launches"]
+    assert facts == [none, ["bytes", "at least 48"], longer, none, ["bytes", "at least 24"], longer]
+    with pytest.raises(SystemExit):
+        main("mine", command, ["explain", "--chips"])
+    said = capsys.readouterr().out.replace(",", "").split()
+    assert {*SOCS, *GPUS} <= {*said}
     with pytest.raises(SystemExit):
         main("mine", command, ["explain", "--help"])
     said = " ".join(capsys.readouterr().out.split())
@@ -257,6 +267,29 @@ def test_what_cannot_be_explained_is_refused_in_words(capsys, given, error):
     with pytest.raises(SystemExit) as raised:
         main("mine", command, ["explain", *given])
     assert raised.value.code == 2 and error in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("chip", [B4, GPUS["H200"]])
+def test_four_lines_come_first(chip):
+    x = torch.empty(8, device="meta")
+    found = explain("call", lambda: {"forward": 10**9 + scale(x).numel()}, chip)
+    facts = [line.split(maxsplit=1) for line in found.brief.splitlines()[3:]]
+    assert found.brief.splitlines()[1:3] == ["", "forward:"]
+    assert facts == [
+        ["way", "rows: 8 was measured to be faster"],
+        ["runs", "2 launches: scale_kernel, last_kernel"],
+        ["bytes", "at least 1,000,000,008"],
+        ["time", f"at least {(10**9 + 8) / chip.bandwidth * 1e6:,.1f} us, for the bytes"],
+    ]
+    products = replace(found, flops={"forward": 10**15})
+    assert products.brief.endswith(f"at least {1e15 / chip.matrix_flops * 1e6:,.1f} us, for the matrix products")
+    decided = replace(found, decisions=[("forward", {"way": "ALL: at once"})])
+    assert "    way            ALL: at once\n" in decided.brief
+
+
+def test_a_long_name_does_not_run_into_what_it_is():
+    found = explain("call", lambda: {"forward": 1}, B4)
+    assert "    TEACHER_SOFTCAP capped" in replace(found, decisions=[("forward", {"TEACHER_SOFTCAP": "capped"})]).text
 
 
 def test_gpus_are_known_by_name():

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from . import arguments
 from .budget import TileTooLargeError
-from .chips import GPUS, Device, UnknownDeviceError, device_for
+from .chips import GPUS, SOCS, Device, UnknownDeviceError, device_for
 from .chips import chip as chip_named
 from .explaining import Explanation
 
@@ -102,7 +102,7 @@ HELP = {
     "width": "hidden size: elements of a row",
     "vocabulary": "rows of the table or of the head",
     "dtype": "of the inputs",
-    "chip": f"an Ascend SoC, as Ascend910B4, or one of {', '.join(GPUS)}",
+    "chip": "as Ascend910B4 or H200; --chips lists them",
     "backward": "the backward too",
 }
 
@@ -127,12 +127,29 @@ def main(
     for name, parameter in inspect.signature(explain).parameters.items():
         text = HELP.get(name) or _documented(explain, name)
         _add_option(command, [name, tokens] if name == "tokens" else [name], hints[name], parameter.default, text)
+    command.add_argument(
+        "--all", action="store_true", help="each launch with its tile, its reason, and what runs if it does not fit"
+    )
+    command.add_argument("--chips", action=_Chips, nargs=0, default=argparse.SUPPRESS, help="list the chips")
     options = vars(parser.parse_args(arguments))
+    shows_all = options.pop("all")
     try:
-        print(explain(**options).text)
+        found = explain(**options)
+        print(found.text if shows_all else f"{found.brief}\n\n--all: each launch with its tile, and why")
     except (UnknownDeviceError, TileTooLargeError, TypeError, ValueError) as error:
         command.error(str(error))
     return 0
+
+
+class _Chips(argparse.Action):
+    """Prints the chips' names."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        kinds = {soc: chip_named(soc) for soc in SOCS}
+        for arch in dict.fromkeys(chip.arch for chip in kinds.values()):
+            print(f"{arch}:", ", ".join(name for name, chip in kinds.items() if chip.arch == arch))
+        print("CUDA:", ", ".join(GPUS))
+        parser.exit()
 
 
 def _add_option(command: argparse.ArgumentParser, names: Sequence[str], hint: Any, default: Any, text: str) -> None:

@@ -64,6 +64,7 @@ def _functions(file: Path) -> dict[str, ast.FunctionDef]:
     return {node.name: node for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef)}
 
 
+_SHORTEST = 1e-6  # seconds: no launch takes less, so a shorter time for its bytes says nothing
 _PARTIALS = "p_partials"  # the first parameter of every kernel that adds partial sums
 _BLOCK = re.compile(r"BLOCK|CHUNK|ROWS|STAGES|SHARE|^[GM]$")  # in the name of a size that the tiling chooses
 _NAMES = {"contiguous": "copy", "clone": "copy", "to": "copy", "zero": "zeros"}
@@ -251,8 +252,43 @@ class Explanation:
         return max(self.bytes_moved[direction] / chip.bandwidth, flops / (chip.matrix_flops or 1.0))
 
     @property
+    def brief(self) -> str:
+        """For people: each direction's way, launches, least bytes and least time, a line each."""
+        lines = [f"{self.call} on {_described_chip(self.chip)}"]
+        for direction in self.bytes_moved:
+            steps = [step for step in self.steps if step.direction == direction]
+            names = list(dict.fromkeys(step.kernel for step in steps if isinstance(step, ExplainedLaunch)))
+            shown = ", ".join(names[:3]) + f", ... ({len(names)} kernels)" * (len(names) > 3)
+            said = {
+                "way": self._way(direction),
+                "runs": f"{_counts(steps)}{': ' * bool(shown)}{shown}",
+                "bytes": f"at least {self.bytes_moved[direction]:,}",
+                "time": self._least_time(direction),
+            }
+            lines += ["", f"{direction}:", *_lines(said)]
+        return "\n".join(lines)
+
+    def _way(self, direction: str) -> str:
+        """The decision about several launches, or those of the first launch that has one, with the reason."""
+        for at, said in self.decisions:
+            if at == direction and "way" in said:
+                return said["way"]
+        launches = [each for each in self.launches if each.direction == direction]
+        chosen = next((each for each in launches if each.way), launches[0] if launches else None)
+        return "" if chosen is None else f"{chosen.way}{': ' * bool(chosen.way)}{chosen.why}"
+
+    def _least_time(self, direction: str) -> str:
+        floor = self.floor(direction)
+        if floor is None:
+            return ""
+        if floor < _SHORTEST:
+            return "that of the launches, which take longer than the bytes"
+        of = "bytes" if self.bytes_moved[direction] / (self.chip.bandwidth or 1.0) == floor else "matrix products"
+        return f"at least {floor * 1e6:,.1f} us, for the {of}"
+
+    @property
     def text(self) -> str:
-        """For people: what is launched several times is described once."""
+        """For people: everything. What is launched several times is described once."""
         lines = [f"{self.call} on {_described_chip(self.chip)}"]
         memory = f"memory beside the inputs, with results and gradients: at most {self.peak:,} bytes at a time"
         lines += [memory] if self.peak else []
@@ -280,7 +316,7 @@ class Explanation:
     def _least(self, direction: str) -> str:
         chip, moved, flops = self.chip, self.bytes_moved[direction], self.flops.get(direction, 0)
         said = f"at least {moved:,} bytes to and from memory"
-        if chip.bandwidth is not None:
+        if chip.bandwidth is not None and moved / chip.bandwidth >= _SHORTEST:
             said += f": {moved / chip.bandwidth * 1e6:,.1f} us at {chip.bandwidth / 1e12:.3g} TB/s"
         if flops:
             said += f"; at least {flops:,} operations"
@@ -612,7 +648,8 @@ def _described_chip(chip: Device) -> str:
 
 def _lines(facts: Mapping[str, str]) -> list[str]:
     """One fact a line."""
-    return [f"    {name:<15}{fact}" for name, fact in facts.items() if fact]
+    width = max(14, *map(len, facts)) + 1 if facts else 0
+    return [f"    {name:<{width}}{fact}" for name, fact in facts.items() if fact]
 
 
 def _assignments(values: Sequence[Mapping[str, Any]]) -> str:
