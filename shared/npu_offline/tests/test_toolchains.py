@@ -28,6 +28,7 @@ def pip(monkeypatch, tmp_path):
         program = zipfile.ZipInfo("ascendnpu_ir-1.0.data/purelib/ascendnpuir/bin/bishengir-compile")
         program.external_attr = 0o100755 << 16
         archive.writestr(program, "#!/bin/sh\necho compiled\n")
+        archive.writestr("ascendnpuir/lib/meta_op.bc", "what the program links")
         archive.writestr("ascendnpuir/__init__.py", "raise SystemExit('nothing of the wheel runs before it is checked')\n")
     digest = hashlib.sha256(made.read_bytes()).hexdigest()
     monkeypatch.setattr(
@@ -116,7 +117,7 @@ def test_fetch_beside_another_process(nothing_there, pip):
     assert [entry.name for entry in folder.parent.iterdir()] == ["1.2.0"]
 
 
-@pytest.mark.parametrize("what", ["empty", "no manifest", "of another wheel", "removed", "changed"])
+@pytest.mark.parametrize("what", ["empty", "no manifest", "of another wheel", "removed", "changed", "library changed"])
 def test_half_a_toolchain_is_none_and_is_fetched_again(nothing_there, pip, what):
     folder = nothing_there / "toolchains" / "1.2.0"
     program = folder / "ascendnpuir" / "bin" / "bishengir-compile"
@@ -133,8 +134,10 @@ def test_half_a_toolchain_is_none_and_is_fetched_again(nothing_there, pip, what)
         program.unlink()
     if what == "changed":
         program.write_text("#!/bin/sh\necho something else\n")
+    if what == "library changed":
+        (folder / "ascendnpuir" / "lib" / "meta_op.bc").write_text("something else")
     assert module.damaged("1.2.0")
-    assert installed() == (("1.2.0",) if what == "changed" else ())  # whose content is compared when it is used
+    assert installed() == (("1.2.0",) if "changed" in what else ())  # whose content is compared when it is used
     with pytest.raises(ToolchainMissingError, match=r"run `npu-offline fetch 1\.2\.0`"):
         module.tool("1.2.0", "bishengir-compile")
     fetch(["1.2.0"])

@@ -249,8 +249,10 @@ def _tool(folder: Path, version: str, name: str) -> Path:
     program = f"ascendnpuir/bin/{name}"
     if program not in files:
         raise UnsupportedError(f"toolchain {version} has no {name}")
-    if _digest(folder / program) != files[program]:
-        raise ToolchainMissingError(f"{folder / program} is not what was fetched: run `npu-offline fetch {version}`")
+    linked = [each for each in files if each.endswith(".bc")] if name.startswith("bishengir-compile") else []
+    for each in (program, *linked):
+        if _digest(folder / each) != files[each]:
+            raise ToolchainMissingError(f"{folder / each} is not what was fetched: run `npu-offline fetch {version}`")
     return folder / program
 
 
