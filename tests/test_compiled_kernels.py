@@ -44,7 +44,13 @@ def compiled(launch):
     kernel = getattr(importlib.import_module(launch.full_module), launch.kernel)
     plain = unspecialised(kernel)[len(launch.slots) :]
     absent = tuple(slot is None for slot in launch.slots)
-    return launch.full_module, launch.kernel, launch.spec.key, absent, tuple(map(str, specialisation(launch.numbers, plain)))
+    return (
+        launch.full_module,
+        launch.kernel,
+        launch.decision.key,
+        absent,
+        tuple(map(str, specialisation(launch.numbers, plain))),
+    )
 
 
 def count(call, chip):

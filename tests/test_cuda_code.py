@@ -18,7 +18,7 @@ def test_launches_that_triton_compiles_apart_are_told_apart():
     assert {"cross_entropy_targets_kernel", "cross_entropy_product_kernel"} <= kernels
     assert len(found) > 2 * len(kernels)
     described = next(launch for launch in found.values() if launch.kernel == "cross_entropy_product_kernel")
-    assert described.arguments[3].block and described.spec.options["num_stages"] == 3
+    assert described.arguments[3].block and described.decision.options["num_stages"] == 3
 
 
 def test_the_largest_numbers_of_a_kernel_are_told():

@@ -65,12 +65,12 @@ def test_a_launch_falls_back_to_what_runs_where_its_tile_overflows(package, opti
     for call in planned:
         refused = {}
         for launch, said in zip(call.launches, launches, strict=False):
-            refused.setdefault((launch.kernel, launch.spec.key), (launch.spec, said))
+            refused.setdefault((launch.kernel, launch.decision.key), (launch.decision, said))
         before = Counter(identity(said) for _, said in refused.values())
         for (kernel, key), (_, said) in refused.items():
 
-            def refusing(self, module, name, spec, *arguments, kernel=kernel, key=key):
-                if (name, spec.key) == (kernel, key):
+            def refusing(self, module, name, decision, *arguments, kernel=kernel, key=key):
+                if (name, decision.key) == (kernel, key):
                     raise RuntimeError(OVERFLOW)
 
             monkeypatch.setattr("npu_tiling.launch.replaced", {})
@@ -140,5 +140,5 @@ def test_partial_sums_are_added_by_these():
 def test_names_are_those_of_all_calls(package):
     chips = launches.TYPICAL_CHIPS.values()
     made = [launch for chip in chips for _, each in launches.of_package(package.key, chip) for launch in each]
-    used = {name for launch in made for name in launch.spec.constants}
+    used = {name for launch in made for name in launch.decision.constants}
     assert importlib.import_module(f"{package.module}.explain").NAMES.keys() == used

@@ -73,13 +73,13 @@ def case(request, monkeypatch):
     operator, *limits = CALLS[request.param]
     known = set()
 
-    def launch(self, module, kernel, spec, *rest):
-        known.add((module, kernel, spec.key))
+    def launch(self, module, kernel, decision, *rest):
+        known.add((module, kernel, decision.key))
         launched()
 
-    def direct_call(self, module, kernel, spec, *rest):
+    def direct_call(self, module, kernel, decision, *rest):
         call = DirectCall(launched, lambda index: 0, (), ())
-        return (call, ()) if (module, kernel, spec.key) in known else None
+        return (call, ()) if (module, kernel, decision.key) in known else None
 
     monkeypatch.setitem(detection._found, torch.device("cpu"), npu_tiling.GPUS["H200"])
     monkeypatch.setattr(Kernels, "launch", launch)

@@ -77,8 +77,8 @@ def unique(package: str, chip: Device) -> dict[Hashable, Launch]:
     for _, made in launches.of_package(package, chip):
         for launch in made:
             arguments = tuple(map(_specialised, launch.arguments))
-            constants = tuple((name, type(value), value) for name, value in sorted(launch.spec.constants.items()))
-            key = launch.full_module, launch.kernel, arguments, constants, tuple(sorted(launch.spec.options.items()))
+            constants = tuple((name, type(value), value) for name, value in sorted(launch.decision.constants.items()))
+            key = launch.full_module, launch.kernel, arguments, constants, tuple(sorted(launch.decision.options.items()))
             found.setdefault(key, launch)
     return found
 
@@ -100,7 +100,7 @@ def compiled(launch: Launch) -> Code:
     """Compile a launch for the active driver's target."""
     kernel = getattr(import_kernels(launch.full_module, "triton"), launch.kernel)
     given = [_given(argument) for argument in launch.arguments]
-    found = kernel.warmup(*given, grid=(launch.grid,), **launch.spec.constants, **launch.spec.options)
+    found = kernel.warmup(*given, grid=(launch.grid,), **launch.decision.constants, **launch.decision.options)
     registers, stack = _usage(found.asm["cubin"])
     return Code(registers, stack, found.metadata.shared)
 
@@ -201,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 found.setdefault((package, name, arch), []).append(code)
             else:
                 failed += 1
-                print(f"{arch} {name} {dict(launch.spec.constants)}: {code}", flush=True)
+                print(f"{arch} {name} {dict(launch.decision.constants)}: {code}", flush=True)
     said = table(found)
     print(said)
     if options.write:

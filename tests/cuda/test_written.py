@@ -62,7 +62,7 @@ def test_a_copy_made_inside_of_an_operator_is_marked():
     x, weight = torch.randn(3, 64), torch.randn(128)[::2]
     given = []
 
-    def launch(self, module, kernel, spec, grid, tensors, scalars):
+    def launch(self, module, kernel, decision, grid, tensors, scalars):
         given.extend(tensor for tensor in tensors if tensor is not None and tensor.shape == weight.shape)
 
     with (

@@ -29,10 +29,10 @@ def form(device: npu_tiling.Device, name: str, dtype: torch.dtype, width: int) -
     """
     launches: list[Hashable] = []
 
-    def launch(_: Any, module: str, kernel: str, spec: Any, grid: int, tensors: Any, scalars: Any) -> None:
-        constants = tuple(item for item in spec.constants.items() if item[0] not in _WIDTHS)
+    def launch(_: Any, module: str, kernel: str, decision: Any, grid: int, tensors: Any, scalars: Any) -> None:
+        constants = tuple(item for item in decision.constants.items() if item[0] not in _WIDTHS)
         numbers = tuple((number == 1, number % _ALIGNMENT == 0) for number in scalars if isinstance(number, int))
-        launches.append((module, kernel, constants, tuple(spec.options.items()), numbers))
+        launches.append((module, kernel, constants, tuple(decision.options.items()), numbers))
 
     with npu_tiling.use_device(device, emulated=True), mock.patch.object(npu_tiling.Kernels, "launch", launch):
         CALLS[name](width, Maker(dtype, torch.device("cpu"), empty=True)).launch()

@@ -14,7 +14,7 @@ import torch
 from npu_attn_res import attn_res, attn_res_bank, attn_res_merge, attn_res_phase1, kernels
 from npu_attn_res.ascend import kernels as ascend_kernels
 from npu_attn_res.ascend.tiling import AscendTiling, Way
-from npu_attn_res.ascend.tiling import ways as ways_of
+from npu_attn_res.ascend.tiling import rules as rules_of
 from npu_attn_res.shape import COLUMN_TASKS, Shape, Task
 from npu_attn_res.two_phase import plans as phase_kernels
 
@@ -81,11 +81,11 @@ def shape_of(kernel, dtype, width, layers=1):
     return Shape(task=task, width=width, itemsize=dtype.itemsize, layers=layers, **options)
 
 
-def ways(kernel, dtype):
+def rules(kernel, dtype):
     """Ways, and the rows and layers of a tile: one row, several rows, several layers."""
     if kernel in COLUMN_TASKS:
         return [(Way.COLUMNS, 2, 1), (Way.COLUMNS, 1, 4)]
-    found = [row.way for row in ways_of(shape_of(kernel, dtype, 16))]
+    found = [row.way for row in rules_of(shape_of(kernel, dtype, 16))]
     return [(way, 1 if way.has_one_row else 4, 1) for way in found]
 
 
@@ -131,7 +131,7 @@ def test_the_widest_tile_that_is_declared_to_fit_does(soc, kernel, dtype):
         return tile(kernel, dtype, soc, width, *way).ub_bytes
 
     too_little, too_much = [], []
-    for way in ways(kernel, dtype):
+    for way in rules(kernel, dtype):
         width = widest(partial(declared, way), soc)
         if not fits(kernel, tile(kernel, dtype, soc, width, *way), dtype, soc):
             too_little.append((width, way))

@@ -87,15 +87,15 @@ def test_values_are_those_of_the_first_launch(device, what, monkeypatch):
     launch = Kernels.launch
     refuse, refused, launched = [None, 0], [], []
 
-    def refusing(self, module, kernel, spec, *arguments):
-        shape = getattr(spec.launch, "shape", None)
+    def refusing(self, module, kernel, decision, *arguments):
+        shape = getattr(decision.tiling, "shape", None)
         kind = None if shape is None else str(shape)
-        if kind == refuse[0] and spec.launch not in refused and len(refused) < refuse[1]:
-            refused.append(spec.launch)
-        if spec.launch in refused:
+        if kind == refuse[0] and decision.tiling not in refused and len(refused) < refuse[1]:
+            refused.append(decision.tiling)
+        if decision.tiling in refused:
             raise RuntimeError("ub overflow, requires 1966592 bits while 1572864 bits available")
         launched.append(kind)
-        launch(self, module, kernel, spec, *arguments)
+        launch(self, module, kernel, decision, *arguments)
 
     monkeypatch.setattr(Kernels, "launch", refusing)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from npu_embedding import embedding, explain
 from npu_embedding.lookup.ascend import GATHER, PARTIALS, SUMS
-from npu_embedding.rows import RowShape, row_launch
+from npu_embedding.rows import RowShape, row_tiling
 from npu_offline.check import load_calls
 from npu_tiling import Kernels, plans, soc
 from npu_tiling import launch as fallback
@@ -86,7 +86,7 @@ def test_declared_tiles_are_what_the_compiler_needs(label, rows):
     forward, _, sums, partials = launches_of(label)
     shape = RowShape(width=width, itemsize=itemsize, device=chip)
     for launch, kernel in ((forward, GATHER), (sums, SUMS), (partials, PARTIALS)):
-        tile = row_launch(kernel, shape, rows, width, why="", decided_at="")
+        tile = row_tiling(kernel, shape, rows, width, why="", decided_at="")
         declared, needed = tile.ub_bytes, required(launch, **tile.constants)
         assert needed <= declared <= 1.02 * needed
 
@@ -237,11 +237,11 @@ def test_a_compiler_that_needs_more_gets_a_smaller_tile(monkeypatch):
 
     real, refused = Kernels.launch, []
 
-    def refusing(self, module, kernel, spec, *arguments):
-        if kernel not in SORT and (spec.constants.get("BLOCK_M", 0) > 2 or spec.constants["BLOCK_N"] > 1024):
+    def refusing(self, module, kernel, decision, *arguments):
+        if kernel not in SORT and (decision.constants.get("BLOCK_M", 0) > 2 or decision.constants["BLOCK_N"] > 1024):
             refused.append(kernel)
             raise RuntimeError("error: ub overflow, requires 1966592 bits while 1572864 bits available!")
-        real(self, module, kernel, spec, *arguments)
+        real(self, module, kernel, decision, *arguments)
 
     monkeypatch.setattr(fallback, "replaced", {})
     monkeypatch.setattr(Kernels, "launch", refusing)

@@ -10,7 +10,7 @@ import npu_tiling
 import pytest
 from npu_embedding.bags.ascend import BAG_TILES, BAGS, SPREAD, SPREAD_TILES
 from npu_embedding.lookup.ascend import GATHER, PARTIALS, SUMS
-from npu_embedding.rows import RowShape, row_launch
+from npu_embedding.rows import RowShape, row_tiling
 from npu_offline.check import load_calls
 
 from testing.declared_bytes import FAMILIES, fits_everywhere, widest
@@ -59,7 +59,7 @@ def test_the_widest_tile_that_is_declared_to_fit_does(soc, label, kernel):
 
     def launch(rows, width):
         shape = RowShape(width=width, itemsize=itemsize, device=chip)
-        return row_launch(kind, shape, rows, width, why="", decided_at="")
+        return row_tiling(kind, shape, rows, width, why="", decided_at="")
 
     def declared(rows, width):
         return launch(rows, width).ub_bytes

@@ -27,11 +27,11 @@ def refuse(monkeypatch):
     monkeypatch.setattr(fallback, "replaced", {})
 
     def starting(condition):
-        def launch(self, module, kernel, spec, *arguments):
-            if condition(spec.launch):
+        def launch(self, module, kernel, decision, *arguments):
+            if condition(decision.tiling):
                 raise RuntimeError(OVERFLOW)
-            ran.append(spec.launch)
-            real(self, module, kernel, spec, *arguments)
+            ran.append(decision.tiling)
+            real(self, module, kernel, decision, *arguments)
 
         monkeypatch.setattr(Kernels, "launch", launch)
         return ran
@@ -94,7 +94,7 @@ def test_a_launch_that_has_no_smaller_one_says_which_and_what_to_do(monkeypatch,
     monkeypatch.setattr(launcher.Launcher, "__call__", call)
     monkeypatch.setattr(fallback, "replaced", {})
     weight = torch.randn(64, 32, requires_grad=True)
-    said = r"not even its smallest tile runs: .*Launch\(.* overflows the Unified Buffer .* Take a CANN"
+    said = r"not even its smallest tile runs: .*Tiling\(.* overflows the Unified Buffer .* Take a CANN"
     with npu_offline.emulate("Ascend910B4"), pytest.raises(UnifiedBufferError, match=said) as raised:
         embedding(torch.arange(20000) % 64, weight).sum().backward()
     assert OVERFLOW in str(raised.value.__cause__) or OVERFLOW in str(raised.value.__cause__.__cause__)

@@ -18,7 +18,7 @@ from npu_embedding.rows import RowShape, Way
 from npu_tiling import SOCS
 
 WIDTHS = [*range(1, 200), 256, 768, 1000, 1024, 2048, 3584, 4096, 5120, 7168, 8192, 9000, 12288, 16384, 16411, 65536, 100003]
-CHOOSE = [ascend.gather_launch, ascend.sums_launch, ascend.partials_launch]
+CHOOSE = [ascend.gather_tiling, ascend.sums_tiling, ascend.partials_tiling]
 CHIPS = {(soc.ub_bytes, soc.vector_cores): soc for soc in SOCS.values()}.values()
 CHIP = SOCS["Ascend910B4"]
 GPU = npu_tiling.Device("a GPU", "cuda", "sm_90", vector_cores=132, cube_cores=132, ub_bytes=232448, ub_align=16)
@@ -46,20 +46,20 @@ def test_every_launch_fits_and_moves_whole_rows_or_8_kb(choose, itemsize):
 
 def test_rows_move_in_tiles_where_they_fill_units():
     for width, in_tiles in ((8, True), (7, False), (123, False), (768, True), (16411, True)):
-        launch = ascend.gather_launch(rows(width))
+        launch = ascend.gather_tiling(rows(width))
         assert launch.constants["GATHER"] == in_tiles
         assert launch.block_m >= 2
 
 
 def test_grids_are_persistent():
-    gather, partials = ascend.gather_launch(rows(768)), ascend.partials_launch(rows(768))
+    gather, partials = ascend.gather_tiling(rows(768)), ascend.partials_tiling(rows(768))
     assert gather.grid(1) == partials.grid(1) == 1
     assert gather.grid(16384) == partials.grid(131072) == CHIP.vector_cores
-    for launch in (ascend.slots_launch(CHIP), ascend_sort.sort_launch(CHIP)):
+    for launch in (ascend.slots_tiling(CHIP), ascend_sort.sort_tiling(CHIP)):
         assert launch.grid(1) == 1 and launch.grid(10**6) == CHIP.vector_cores
-    wide = ascend.sums_launch(rows(16384))
+    wide = ascend.sums_tiling(rows(16384))
     assert wide.column_blocks * ascend.chunks(wide, 10**6) <= CHIP.vector_cores
-    narrow = ascend.sums_launch(rows(768))
+    narrow = ascend.sums_tiling(rows(768))
     assert ascend.chunks(narrow, 10**6) == CHIP.vector_cores
     assert ascend.chunks(narrow, 17) == 3
 
@@ -75,7 +75,7 @@ def test_smaller_launches_end_at_one_unit(choose):
     assert seen[-1][1] == 16
 
 
-@pytest.mark.parametrize("choose", [partial(ngram.launch, concat=concat) for concat in (True, False)])
+@pytest.mark.parametrize("choose", [partial(ngram.choose, concat=concat) for concat in (True, False)])
 def test_smaller_ngram_launches_hash_whole_units_of_tokens(choose):
     for width in WIDTHS:
         launch = choose(rows(width))
@@ -86,7 +86,7 @@ def test_smaller_ngram_launches_hash_whole_units_of_tokens(choose):
         assert last.block_n == min(width, 8)
 
 
-@pytest.mark.parametrize("choose", [bags.bag_tiles_launch, bags.spread_tiles_launch])
+@pytest.mark.parametrize("choose", [bags.bag_tiles_tiling, bags.spread_tiles_tiling])
 def test_smaller_tiles_of_bags_have_whole_rows(choose):
     for width in WIDTHS:
         launch = choose(rows(width))
@@ -145,22 +145,22 @@ def test_a_search_ends_when_all_keys_are_found():
 def test_cuda_blocks_are_powers_of_two():
     for width in WIDTHS:
         for itemsize in (2, 4):
-            for choose in (cuda.gather_launch, cuda.sums_launch, cuda.partials_launch, cuda.search_launch):
+            for choose in (cuda.gather_tiling, cuda.sums_tiling, cuda.partials_tiling, cuda.search_tiling):
                 launch = choose(rows(width, itemsize, GPU))
                 assert launch.options == {"num_warps": launch.warps}
                 for name, block in (*launch.constants.items(), ("warps", launch.warps)):
                     assert name == "N" or block & (block - 1) == 0
-    assert cuda.gather_launch(rows(768, 4, GPU)).constants["BLOCK_N"] == 256
-    assert cuda.chunks(cuda.sums_launch(rows(768, 4, GPU)), 10**6) * 3 <= 4 * 132 * 32
-    assert cuda.gather_launch(rows(768, 4, GPU)).smaller() is None
-    partials = cuda.partials_launch(rows(768, 4, GPU))
+    assert cuda.gather_tiling(rows(768, 4, GPU)).constants["BLOCK_N"] == 256
+    assert cuda.chunks(cuda.sums_tiling(rows(768, 4, GPU)), 10**6) * 3 <= 4 * 132 * 32
+    assert cuda.gather_tiling(rows(768, 4, GPU)).smaller() is None
+    partials = cuda.partials_tiling(rows(768, 4, GPU))
     assert partials.grid(partials.per_program + 1) == 2 * partials.column_blocks
 
 
 def test_a_search_takes_all_indices_at_once_and_its_rows_of_zeros_fit_the_bits_of_a_number():
     for width in WIDTHS:
         for itemsize in (2, 4):
-            launch = cuda.search_launch(rows(width, itemsize, GPU))
+            launch = cuda.search_tiling(rows(width, itemsize, GPU))
             blocks = launch.constants
             assert blocks["BLOCK_M"] == cuda_sort.SEARCHED and cuda_sort.SEARCHED % blocks["BLOCK_K"] == 0
             assert blocks["ZERO_M"] == launch.per_program <= 32
@@ -168,7 +168,7 @@ def test_a_search_takes_all_indices_at_once_and_its_rows_of_zeros_fit_the_bits_o
 
 
 def test_stages_make_one_run_of_sorted_groups():
-    sort = cuda_sort.sort_launch(GPU)
+    sort = cuda_sort.sort_tiling(GPU)
     assert sort.constants["GROUP"] == cuda_sort.GROUP
     for n in (1, 600, 16384, 16385, 40000, 131072):
         stages = cuda_sort.rank_stages(n)
@@ -176,7 +176,7 @@ def test_stages_make_one_run_of_sorted_groups():
         assert [stage.run for stage in stages[1:]] == [stage.places for stage in stages[:-1]]
         assert [stage.runs == 0 for stage in stages] == [False] * (len(stages) - 1) + [True]
         for stage in stages:
-            launch = stage.launch(GPU)
+            launch = stage.tiling(GPU)
             assert 2 ** launch.constants["STEPS"] == stage.run
             assert stage.run % launch.constants["BLOCK_M"] == 0
             assert launch.grid(5 * stage.run) * launch.constants["BLOCK_M"] == 5 * stage.run

@@ -10,7 +10,7 @@ import npu_tiling
 import pytest
 import torch
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, matmul
-from npu_fused_linear_cross_entropy.tiling import AscendLaunch, ChunkKernel, ChunkShape
+from npu_fused_linear_cross_entropy.tiling import AscendTiling, ChunkKernel, ChunkShape
 from npu_offline.check import load_calls
 from npu_offline.check.execution import WEAK
 from npu_tiling import plans
@@ -80,7 +80,7 @@ def test_declared_tiles_are_what_the_compiler_needs(what):
     toolchains = ["1.0.0", "1.1.0"]
     if exponentials:
         block, toolchains = 16032, ["1.0.0"]  # a later one would give loads one buffer each, and say that it fits
-    declared = AscendLaunch(shape=shape, device=chip, block_m=rows, block_n=block, tail_n=tail).ub_bytes
+    declared = AscendTiling(shape=shape, device=chip, block_m=rows, block_n=block, tail_n=tail).ub_bytes
     constants = {**record.constants, "N": width, "BLOCK_M": rows, "BLOCK_N": block, "TAIL_N": tail}
     if exponentials:
         constants["TILES"] = width // block

@@ -9,8 +9,8 @@ from pathlib import Path
 import npu_offline
 import npu_tiling
 import pytest
-from npu_fused_linear_cross_entropy.loss.rows import RowKernel, row_launch
-from npu_fused_linear_cross_entropy.tiling import AscendLaunch, ChunkKernel, ChunkShape
+from npu_fused_linear_cross_entropy.loss.rows import RowKernel, row_tiling
+from npu_fused_linear_cross_entropy.tiling import AscendTiling, ChunkKernel, ChunkShape
 from npu_offline.check import load_calls
 
 from testing.declared_bytes import FAMILIES, fits_everywhere, widest
@@ -69,7 +69,7 @@ def test_the_widest_tile_that_is_declared_to_fit_does(soc, what, tile):
         whole, tail = "rows" in tile, block // 2 if "tail" in tile else 0
         shape = dataclasses.replace(PLAIN, **{**changes, "width": block if whole else 8 * block + tail})
         rows, columns, tail = (2 if "two" in tile else 8, block + 16, block) if whole else (2, block, tail)
-        return AscendLaunch(shape=shape, device=npu_tiling.soc(soc), block_m=rows, block_n=columns, tail_n=tail)
+        return AscendTiling(shape=shape, device=npu_tiling.soc(soc), block_m=rows, block_n=columns, tail_n=tail)
 
     chosen = launch(widest(lambda block: launch(block).ub_bytes, soc))
     assert fits_everywhere(record, chosen.constants, soc), chosen
@@ -91,8 +91,8 @@ def test_rows_that_are_declared_to_fit_do_and_transfers_overlap(soc, kernel, lab
     """What the compilers take where they have room is declared: with less, they would not double every buffer."""
     with npu_offline.record(soc) as records:
         CALLS[label]()
-    record = next(record for record in records if record.name == kernel.value.function)
-    chosen = row_launch(kernel, npu_tiling.soc(soc))
+    record = next(record for record in records if record.name == kernel.function)
+    chosen = row_tiling(kernel, npu_tiling.soc(soc))
     for toolchain in filter(lambda version: npu_offline.supported(soc, version), npu_offline.VERSIONS):
         report = npu_offline.compile_kernel(record, soc=soc, toolchain=toolchain)
         assert report.double_buffered

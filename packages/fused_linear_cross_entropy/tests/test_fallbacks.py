@@ -37,11 +37,11 @@ def refuse(monkeypatch):
     def refuse(refused_kernel, times):
         refused = []
 
-        def launch(self, module, kernel, spec, *others):
+        def launch(self, module, kernel, decision, *others):
             if kernel == refused_kernel and len(refused) < times:
-                refused.append(spec.launch)
+                refused.append(decision.tiling)
                 raise RuntimeError("error: ub overflow, requires 1966592 bits while 1572864 bits available!")
-            return real(self, module, kernel, spec, *others)
+            return real(self, module, kernel, decision, *others)
 
         monkeypatch.setattr(npu_tiling.Kernels, "launch", launch)
         return refused

@@ -8,7 +8,7 @@ import torch
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_log_probs, tiling
 from npu_fused_linear_cross_entropy.call import Needs, Options
 from npu_fused_linear_cross_entropy.decide import Shape, Task, choose
-from npu_fused_linear_cross_entropy.tiling import ProductLaunch
+from npu_fused_linear_cross_entropy.tiling import ProductTiling
 from npu_tiling import Device, Kernels
 from npu_tiling.plans import Plan
 from planned_anew import planned_anew
@@ -87,7 +87,7 @@ def test_no_more_memory_than_the_budget():
         longest, _ = found.chunks.longest
         assert found.way.multiplies
         used = 2 * found.buffer + longest * (
-            4 * ProductLaunch(width=width, device=H200).column_tiles(vocabulary) + 6 * width
+            4 * ProductTiling(width=width, device=H200).column_tiles(vocabulary) + 6 * width
         )
         assert used <= 700 * 2**20
 

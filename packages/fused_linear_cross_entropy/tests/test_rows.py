@@ -7,7 +7,7 @@ import torch
 from npu_fused_linear_cross_entropy import call as rows
 from npu_fused_linear_cross_entropy.call import Forward, Options
 from npu_fused_linear_cross_entropy.loss import TargetFacts, kernels, reference
-from npu_fused_linear_cross_entropy.loss.rows import RowKernel, row_launch
+from npu_fused_linear_cross_entropy.loss.rows import RowKernel, row_tiling
 from npu_tiling import device_for
 from npu_tiling.plans import run_once
 
@@ -197,7 +197,7 @@ def test_sums_over_rows_are_the_same_bits_every_time(device, dtype):
 
 def test_few_rows_take_one_program_and_many_one_for_each_core():
     chip = npu_tiling.soc("Ascend910B4")
-    launch = row_launch(RowKernel.LOSSES, chip)
+    launch = row_tiling(RowKernel.LOSSES, chip)
     assert launch.grid(0, summed=True) == launch.grid(4 * launch.block_m, summed=True) == 1
     assert launch.grid(4 * launch.block_m + 1, summed=True) == launch.grid(4 * launch.block_m + 1, summed=False) == 5
     assert launch.grid(10**6, summed=True) == chip.vector_cores

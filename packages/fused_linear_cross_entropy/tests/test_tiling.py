@@ -8,8 +8,8 @@ import pytest
 import torch
 from npu_fused_linear_cross_entropy.call import Needs, Options
 from npu_fused_linear_cross_entropy.decide import Shape, Task, Way, choose
-from npu_fused_linear_cross_entropy.loss.gradients import ScaleLaunch
-from npu_fused_linear_cross_entropy.tiling import ChunkKernel, ChunkShape, chunk_launch
+from npu_fused_linear_cross_entropy.loss.gradients import ScaleTiling
+from npu_fused_linear_cross_entropy.tiling import ChunkKernel, ChunkShape, chunk_tiling
 from npu_tiling import SOCS, Device, collectives, soc
 
 B4 = soc("Ascend910B4")
@@ -57,7 +57,7 @@ def test_importing_tilings_needs_neither_triton_nor_a_device():
 def test_tiles_cover_a_row_and_fit(chip):
     for what in SHAPES:
         for width in widths(what):
-            launch = chunk_launch(shaped(what, width), chip)
+            launch = chunk_tiling(shaped(what, width), chip)
             full = width // launch.block_n * launch.block_n
             assert full + launch.tail_n >= width
             assert launch.streams == (full > 0)
@@ -77,7 +77,7 @@ def test_tiles_cover_a_row_and_fit(chip):
 @pytest.mark.parametrize("what", SHAPES)
 def test_transfers_of_long_rows_are_large(what):
     for width in widths(what)[8:]:
-        launch = chunk_launch(shaped(what, width), B4)
+        launch = chunk_tiling(shaped(what, width), B4)
         tile = launch.block_m * launch.block_n * launch.shape.itemsize
         # Of bf16 logits, room for loads beside the arithmetic comes first: it is worth more than the last 2 KiB.
         assert tile >= (8 if launch.shape.itemsize == 4 else 5.5) * 1024
@@ -85,34 +85,34 @@ def test_transfers_of_long_rows_are_large(what):
 
 
 def test_short_rows_share_a_tile():
-    assert chunk_launch(shaped("plain", 123), B4).block_m == 33
-    assert chunk_launch(shaped("plain", 1000), B4).block_m == 4
-    assert not chunk_launch(shaped("plain", 3000), B4).streams
-    assert chunk_launch(shaped("plain", 123), H200).block_m == 32
+    assert chunk_tiling(shaped("plain", 123), B4).block_m == 33
+    assert chunk_tiling(shaped("plain", 1000), B4).block_m == 4
+    assert not chunk_tiling(shaped("plain", 3000), B4).streams
+    assert chunk_tiling(shaped("plain", 123), H200).block_m == 32
 
 
 def test_lengths_of_blocks_leave_short_tails():
     for width in (32000, 50257, 128256, 151936, 256000):
-        assert chunk_launch(shaped("plain", width), B4).tail_n <= 145
+        assert chunk_tiling(shaped("plain", width), B4).tail_n <= 145
     for width in (32000, 256000):
-        assert chunk_launch(shaped("plain", width), B4).tail_n == 0
+        assert chunk_tiling(shaped("plain", width), B4).tail_n == 0
 
 
 @pytest.mark.parametrize("width", [123, 1000, 50257, 128256])
 def test_smaller_launches_shrink_to_an_end(width):
-    launch = chunk_launch(shaped("plain", width), B4)
+    launch = chunk_tiling(shaped("plain", width), B4)
     seen = [launch]
     while (following := seen[-1].smaller()) is not None:
         seen.append(following)
         assert len(seen) < 100
     assert len(set(seen)) == len(seen)
     assert seen[-1].ub_bytes < 32 * 1024
-    assert chunk_launch(shaped("plain", width), H200).smaller() is None
+    assert chunk_tiling(shaped("plain", width), H200).smaller() is None
 
 
 def test_scaling_takes_every_core_and_no_more():
-    assert ScaleLaunch(itemsize=2, device=B4).grid(10**9) == 40
-    assert ScaleLaunch(itemsize=2, device=H200).grid(1) == 1
+    assert ScaleTiling(itemsize=2, device=B4).grid(10**9) == 40
+    assert ScaleTiling(itemsize=2, device=H200).grid(1) == 1
 
 
 @pytest.fixture

@@ -34,8 +34,8 @@ def mend_interpreter() -> None:
         patch(tensor, *others)
         tensor.__index__ = lambda self: self.handle.data.item()
 
-    def without_assembly(self, module, kernel, spec, grid, tensors, scalars):
-        constants = spec.constants
+    def without_assembly(self, module, kernel, decision, grid, tensors, scalars):
+        constants = decision.constants
         launched.add(f"{kernel} {constants.get('ORDER', '')} {'chunks' if constants.get('CHUNKS', 1) > 1 else ''}".strip())
         self._import(module, kernel)[(grid,)](*tensors, *scalars, **constants)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from npu_offline.check import load_calls
 from npu_rms_norm import add_rms_norm, gated_rms_norm, qk_rms_norm, rms_norm
-from npu_rms_norm.ascend import POLICIES, AscendTiling
+from npu_rms_norm.ascend import RULES, AscendTiling
 from npu_rms_norm.call import Rounding, Shape
 from npu_tiling import Kernels, plans
 
@@ -79,9 +79,9 @@ def test_declared_tiles_are_what_the_compiler_needs(mode, dtype, rows, backward)
         narrow=dtype == torch.bfloat16,
         rounding=Rounding.of("llama", name, name),
     )
-    two_buffers = POLICIES[0]
+    two_buffers = RULES[0]
     chip = npu_tiling.soc("Ascend910B4")
-    tiling = AscendTiling(shape=shape, device=chip, policy=two_buffers, rows=rows, columns=width)
+    tiling = AscendTiling(shape=shape, device=chip, rule=two_buffers, rows=rows, columns=width)
     declared = tiling.ub_bytes
     needed = required(record, N=width, M=rows, BLOCK_N=width)
     assert needed <= declared <= 1.2 * needed
@@ -210,11 +210,11 @@ def test_a_compiler_that_needs_more_gets_a_smaller_tile(monkeypatch):
     """The launch as a user's compiler would refuse it: everything above 2 rows overflows."""
     real, refused = Kernels.launch, []
 
-    def refusing(self, module, kernel, spec, grid, tensors, scalars):
-        if kernel == "forward_kernel" and spec.constants["M"] > 2:
-            refused.append(spec.constants["M"])
+    def refusing(self, module, kernel, decision, grid, tensors, scalars):
+        if kernel == "forward_kernel" and decision.constants["M"] > 2:
+            refused.append(decision.constants["M"])
             raise RuntimeError("error: ub overflow, requires 1966592 bits while 1572864 bits available!")
-        real(self, module, kernel, spec, grid, tensors, scalars)
+        real(self, module, kernel, decision, grid, tensors, scalars)
 
     monkeypatch.setattr(Kernels, "launch", refusing)
     case = formula.make(64, 2048, torch.bfloat16, seed=3)

@@ -10,7 +10,7 @@ import npu_tiling
 import pytest
 import torch
 from npu_offline.check import load_calls
-from npu_rms_norm.ascend import COLUMNS_BYTES, POLICIES, AscendTiling
+from npu_rms_norm.ascend import COLUMNS_BYTES, RULES, AscendTiling
 from npu_rms_norm.call import Rounding, Shape
 
 from testing.declared_bytes import FAMILIES, fits_everywhere, widest
@@ -44,7 +44,7 @@ COLUMNS = (
     "bfloat16 16384, residual, int8",
     *WIDE_GATED,
 )
-SEVERAL, _, TWO_BUFFERS, ONE_BUFFER, WIDE = POLICIES
+SEVERAL, _, TWO_BUFFERS, ONE_BUFFER, WIDE = RULES
 WAYS = ((4, SEVERAL), (1, TWO_BUFFERS), (1, ONE_BUFFER))  # rows of a tile, and how they are held
 
 
@@ -87,7 +87,7 @@ def cases(labels, *others):
 
 @pytest.mark.parametrize(("soc", "label", "backward", "way"), cases(ROWS, (False, True), WAYS))
 def test_the_widest_rows_that_are_declared_to_fit_do(soc, label, backward, way):
-    rows, policy = way
+    rows, rule = way
     if backward and "int8" in label:
         pytest.skip("what is quantised has no backward")
     if npu_tiling.soc(soc).arch == "dav-c310" and backward and rows == 1:
@@ -95,7 +95,7 @@ def test_the_widest_rows_that_are_declared_to_fit_do(soc, label, backward, way):
 
     def tiling(width):
         given = shape(label, width, backward)
-        return AscendTiling(shape=given, device=npu_tiling.soc(soc), policy=policy, rows=rows, columns=width)
+        return AscendTiling(shape=given, device=npu_tiling.soc(soc), rule=rule, rows=rows, columns=width)
 
     record = records_of(label, soc)["backward_kernel" if backward else "forward_kernel"]
     chosen = tiling(widest(lambda width: tiling(width).ub_bytes, soc))
@@ -109,7 +109,7 @@ def test_the_widest_blocks_that_are_declared_to_fit_do(soc, label, backward):
 
     def tiling(columns):
         given = shape(label, 4 * columns, backward)
-        return AscendTiling(shape=given, device=npu_tiling.soc(soc), policy=WIDE, rows=1, columns=columns)
+        return AscendTiling(shape=given, device=npu_tiling.soc(soc), rule=WIDE, rows=1, columns=columns)
 
     limit = COLUMNS_BYTES // min(shape(label, 1, backward).itemsizes)  # wider blocks are not chosen
     chosen = tiling(min(limit, widest(lambda columns: tiling(columns).ub_bytes, soc)))

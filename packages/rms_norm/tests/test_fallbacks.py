@@ -19,11 +19,11 @@ def refuse(monkeypatch):
     names, real = [], Kernels.launch
 
     def starting(*refused, error):
-        def launch(self, module, kernel, spec, grid, tensors, scalars):
+        def launch(self, module, kernel, decision, grid, tensors, scalars):
             names.append(kernel)
             if kernel in refused:
                 raise RuntimeError(error)
-            real(self, module, kernel, spec, grid, tensors, scalars)
+            real(self, module, kernel, decision, grid, tensors, scalars)
 
         monkeypatch.setattr(Kernels, "launch", launch)
         return names

@@ -99,7 +99,7 @@ def test_decisions_name_their_row_of_the_table(backward):
             tiling = choose(shape(width, backward=backward), chip)
             file, line = tiling.decided_at.split(":")
             assert file == f"npu_rms_norm/{table}.py"
-            named = tiling.policy.way if chip is B4 else tiling.policy.shape
+            named = tiling.rule.way if chip is B4 else tiling.rule.shape
             assert f'_row("{named}"' in source[int(line) - 1]
             assert tiling.why
 
@@ -196,11 +196,11 @@ def test_two_rows_of_a_forward_fill_the_unified_buffer_of_a_910b_alone():
 
 
 def test_a_row_of_16_bits_has_one_buffer_on_a_910b_and_one_that_is_computed_in_place_two():
-    assert choose(shape(8192), B4).policy.buffers == 1
-    assert choose(shape(4096, backward=True, itemsizes=(2, 2)), B4).policy.buffers == 1
-    assert choose(shape(6144, itemsizes=(4,), narrow=False), B4).policy.buffers == 2
-    assert choose(shape(4096, itemsizes=(2, 4)), B4).policy.buffers == 2
-    assert choose(shape(8192), B950).policy.buffers == 2
+    assert choose(shape(8192), B4).rule.buffers == 1
+    assert choose(shape(4096, backward=True, itemsizes=(2, 2)), B4).rule.buffers == 1
+    assert choose(shape(6144, itemsizes=(4,), narrow=False), B4).rule.buffers == 2
+    assert choose(shape(4096, itemsizes=(2, 4)), B4).rule.buffers == 2
+    assert choose(shape(8192), B950).rule.buffers == 2
 
 
 @BOTH
@@ -243,7 +243,7 @@ def test_smaller_tilings_shrink_to_an_end(backward):
         assert len(seen) < 100
     assert len(set(seen)) == len(seen)
     assert seen[-1].columns == 16
-    assert any(tiling.kernel == "rows" and tiling.policy.buffers == 1 for tiling in seen)
+    assert any(tiling.kernel == "rows" and tiling.rule.buffers == 1 for tiling in seen)
     assert choose(shape(4096, backward=backward), H200).smaller() is None
 
 
@@ -288,7 +288,7 @@ def test_capped_registers_leave_room_for_the_other_programs():
                 resident = min(tiling.per_core, 64 // tiling.warps)
                 assert tiling.options.get("maxnreg", 0) * 32 * tiling.warps * resident <= 65536
                 assert 32 <= tiling.options.get("maxnreg", 32) <= 255
-                assert not backward or tiling.policy.capped
+                assert not backward or tiling.rule.capped
 
 
 def test_quantised_rows_are_read_once_up_to_16384_columns():
@@ -305,7 +305,7 @@ def test_every_row_of_the_cuda_tables_is_taken():
     for width in (16, 64, 128, 300, 1000, 1100, 2000, 2048, 2560, 4096, 5120, 8192, 10000, 16384, 20000):
         for changes in ({}, {"activation": "silu", "itemsizes": (2, 2)}, {"biased": True}, {"quantised": True}):
             for backward in (False, True):
-                found.add(choose(shape(width, backward=backward, **changes), H200).policy)
+                found.add(choose(shape(width, backward=backward, **changes), H200).rule)
     assert found == {*cuda.FORWARD, *cuda.BACKWARD}
 
 

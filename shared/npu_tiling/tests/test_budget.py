@@ -2,7 +2,7 @@ import dataclasses
 import itertools
 
 import pytest
-from npu_tiling import Block, Tile, UnifiedBufferError, Way, first_fit, fit, footprint, persistent_grid, soc
+from npu_tiling import Block, Candidate, Tile, UnifiedBufferError, first_fit, fit, footprint, persistent_grid, soc
 
 B4 = soc("Ascend910B4")
 
@@ -54,18 +54,18 @@ def test_nothing_shrinks_without_need():
 
 @pytest.mark.parametrize(("width", "found"), [(1000, ("two buffers", {"M": 48})), (40000, ("one buffer", {}))])
 def test_the_first_way_that_fits_is_taken(width, found):
-    ways = [
-        Way("two buffers", [Tile("x", ("M", width), 2, 2)], [Block("M", 4096, 2)]),
-        Way("one buffer", [Tile("x", (1, width), 2)]),
-        Way("columns", [Tile("x", (1, "N"), 2)], [Block("N", width)]),
+    candidates = [
+        Candidate("two buffers", [Tile("x", ("M", width), 2, 2)], [Block("M", 4096, 2)]),
+        Candidate("one buffer", [Tile("x", (1, width), 2)]),
+        Candidate("columns", [Tile("x", (1, "N"), 2)], [Block("N", width)]),
     ]
-    assert first_fit(ways, B4) == found
+    assert first_fit(candidates, B4) == found
 
 
 def test_no_way_that_fits_is_an_error_of_the_last_one():
-    ways = [Way(name, [Tile(name, (200_000,), 4)]) for name in ("several", "one")]
+    candidates = [Candidate(name, [Tile(name, (200_000,), 4)]) for name in ("several", "one")]
     with pytest.raises(UnifiedBufferError, match="one 800000"):
-        first_fit(ways, B4)
+        first_fit(candidates, B4)
 
 
 def test_error_names_every_tile_and_the_bytes():

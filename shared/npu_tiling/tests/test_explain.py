@@ -98,14 +98,14 @@ def test_a_dry_run_lists_plans_of_any_size():
     assert (first.full_module, first.kernel, first.grid) == (__name__, "scale_kernel", 5)
     assert first.slots[0].shape == (2**40,) and first.slots[0].dtype is torch.float32 and first.numbers == (2.0,)
     assert first.slots[1].base == second.slots[0].base != first.slots[0].base
-    assert first.spec.constants["BLOCK_N"] == 8 and call.direction == "forward"
+    assert first.decision.constants["BLOCK_N"] == 8 and call.direction == "forward"
     assert "test_explain.py:" in first.asked.place and first.asked.function == "plan"
     assert device_for(torch.device("cpu")) is None
 
 
 def test_watched_launches_are_made(monkeypatch):
     made = []
-    monkeypatch.setattr(Kernels, "launch", lambda self, module, kernel, spec, grid, *_: made.append((kernel, grid)))
+    monkeypatch.setattr(Kernels, "launch", lambda self, module, kernel, decision, grid, *_: made.append((kernel, grid)))
     x = torch.empty(1)
     with dry_run(B4) as calls:
         scale(x)
@@ -150,7 +150,7 @@ def test_a_fallback_is_what_runs_where_the_tile_does_not_fit(block, adds, said):
     assert [[re.sub(r" \(.*test_explain.py:\d+\)", "", each) for each in launch] for launch in found_by] == said
     with dry_run(B4) as calls:  # nothing of it is remembered
         scale(x, block, adds)
-    assert calls[0].launches[0].spec.constants["BLOCK_N"] == block
+    assert calls[0].launches[0].decision.constants["BLOCK_N"] == block
 
 
 @pytest.mark.parametrize(("adds", "by"), [("sum", "PyTorch's sum"), ("maximum", "")])

@@ -46,8 +46,8 @@ def run(monkeypatch):
     def run(block, attempt):
         tried = []
 
-        def launched(self, module, kernel, spec, *rest):
-            tried.append(spec.constants["BLOCK"])
+        def launched(self, module, kernel, decision, *rest):
+            tried.append(decision.constants["BLOCK"])
             attempt(tried[-1])
 
         def planned(replaced):

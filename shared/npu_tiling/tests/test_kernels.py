@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from npu_tiling import Kernels, LaunchSpec, MissingTritonError, import_kernels
+from npu_tiling import Decision, Kernels, MissingTritonError, import_kernels
 
 
 def test_missing_triton_is_an_error_with_the_command(monkeypatch, tmp_path):
@@ -63,9 +63,11 @@ class Rows:
 
 
 def test_recipes_share_a_compiled_kernel_only_if_all_is_equal():
-    specs = [LaunchSpec.of(Rows(block), {"FLAG": mode}) for block in (1, 2) for mode in (0, 1, True, 1.0)]
-    assert len({spec.key for spec in specs}) == len(specs)
-    assert LaunchSpec.of(Rows(2), {"FLAG": 1}).key == specs[5].key != LaunchSpec.of(Rows(2), {"OTHER": 1}).key
+    decisions = [Decision.of("rows", Rows(block), {"FLAG": mode}) for block in (1, 2) for mode in (0, 1, True, 1.0)]
+    assert len({decision.key for decision in decisions}) == len(decisions)
+    assert (
+        Decision.of("rows", Rows(2), {"FLAG": 1}).key == decisions[5].key != Decision.of("rows", Rows(2), {"OTHER": 1}).key
+    )
 
 
 def test_kernels_are_imported_at_their_first_launch(monkeypatch, tmp_path):
@@ -79,6 +81,6 @@ def test_kernels_are_imported_at_their_first_launch(monkeypatch, tmp_path):
     assert "package_of_mine.kernels" not in sys.modules
     x = torch.ones(1)
     for _ in range(2):
-        kernels.launch("kernels", "kernel", LaunchSpec.of(Rows(2), {"FLAG": 1}), 3, (x, None), (7,))
+        kernels.launch("kernels", "kernel", Decision.of("rows", Rows(2), {"FLAG": 1}), 3, (x, None), (7,))
     launched = sys.modules["package_of_mine.kernels"].launched
     assert launched == [((x, None, 7), {"BLOCK": 2, "FLAG": 1, "num_warps": 4})] * 2

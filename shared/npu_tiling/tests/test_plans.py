@@ -100,16 +100,16 @@ def launches(monkeypatch):
         given, to = map((ctypes.c_float * n).from_address, addresses)
         to[:] = [each * factor for each in given]
 
-    def launch(self, module, kernel, spec, grid, tensors, scalars):
-        assert grid == -(-scalars[0] // spec.constants["BLOCK"])
-        run(kernel, spec.constants["BLOCK"], "known" if spec.key in known else "new", *tensors, *scalars)
-        known.add(spec.key)
+    def launch(self, module, kernel, decision, grid, tensors, scalars):
+        assert grid == -(-scalars[0] // decision.constants["BLOCK"])
+        run(kernel, decision.constants["BLOCK"], "known" if decision.key in known else "new", *tensors, *scalars)
+        known.add(decision.key)
 
-    def direct_call(self, module, kernel, spec, grid, device, dtypes, scalars):
+    def direct_call(self, module, kernel, decision, grid, device, dtypes, scalars):
         def call(grid, _, __, stream, *given):
-            run(kernel, spec.constants["BLOCK"], "direct", *given)
+            run(kernel, decision.constants["BLOCK"], "direct", *given)
 
-        return (DirectCall(call, lambda index: 0, (), ()), watching) if spec.key in known else None
+        return (DirectCall(call, lambda index: 0, (), ()), watching) if decision.key in known else None
 
     class Watching:
         hooks: tuple = ()
@@ -236,10 +236,10 @@ def test_equal_calls_are_checked_once(launches):
 def refusing(monkeypatch, above):
     launch = Kernels.launch
 
-    def refused(self, module, kernel, spec, *rest):
-        if spec.constants["BLOCK"] > above:
+    def refused(self, module, kernel, decision, *rest):
+        if decision.constants["BLOCK"] > above:
             raise RuntimeError("ub overflow, requires 16 bits while 8 bits available")
-        launch(self, module, kernel, spec, *rest)
+        launch(self, module, kernel, decision, *rest)
 
     monkeypatch.setattr(Kernels, "launch", refused)
 
@@ -447,7 +447,7 @@ def test_an_operator_without_results_returns_none(launches):
 def test_flags_are_constants_beside_those_of_the_tiling():
     plan = Plan(CHIP)
     plan.choose("scale", Tile(64), flags={"BY_ROW": True})
-    assert plan.decisions["scale"].spec.constants == {"BLOCK": 64, "BY_ROW": True}
+    assert plan.decisions["scale"].constants == {"BLOCK": 64, "BY_ROW": True}
 
 
 class Listed(NamedTuple):

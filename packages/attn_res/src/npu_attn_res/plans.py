@@ -32,7 +32,7 @@ from .kernels import (
     attn_res_weighted_sum_kernel,
 )
 from .records import Backward, Forward, gradient_of, gradients_of, keeps_by_token, reads_h
-from .shape import Shape, Task, Tiling
+from .shape import Shape, Task, TokenTiling
 from .sources import (
     Sources,
     choose,
@@ -163,7 +163,9 @@ def backward(p: Plan, call: Backward) -> tuple[Any, ...]:
     return gradients, dprefix_sum, *backward_of_columns(p, call, v.in_tables(p), dh), dweight
 
 
-def _launch(p: Plan, call: Backward, tiling: Tiling, v: Sources, dh: Any, h: Any, prefix: dict[str, Any]) -> tuple[Any, Any]:
+def _launch(
+    p: Plan, call: Backward, tiling: TokenTiling, v: Sources, dh: Any, h: Any, prefix: dict[str, Any]
+) -> tuple[Any, Any]:
     """Adds the launches of whole rows and of the sum of dg. `prefix`: it, and its gradients. Returns those of weights."""
     count: Any = call.device_count
     on_cuda, by_token = p.chip.kind == "cuda", tiling.shape.by_token
@@ -432,7 +434,7 @@ def _products(p: Plan, v: Sources, a: Any, strides: tuple[int, int], n_layers: i
     return dot, square
 
 
-def _choose(p: Plan, v: Sources, task: Task, n_layers: int, *, also_aligned: bool = True) -> Tiling:
+def _choose(p: Plan, v: Sources, task: Task, n_layers: int, *, also_aligned: bool = True) -> TokenTiling:
     """The tiling of a task's launch, decided in the plan under its shape's name."""
     shape = Shape(
         task=task,
@@ -442,7 +444,7 @@ def _choose(p: Plan, v: Sources, task: Task, n_layers: int, *, also_aligned: boo
         row_stride=v.s_token,
         aligned=v.at.aligned and also_aligned,
     )
-    tiling: Tiling = p.choose(str(shape), choose(shape, p.chip))
+    tiling: TokenTiling = p.choose(str(shape), choose(shape, p.chip))
     return tiling
 
 

@@ -1,4 +1,4 @@
-"""What a launch depends on, `Shape`, and what is decided about it on either chip, `Tiling`: sizes and options, no tensor."""
+"""What a launch depends on, `Shape`, and what tilings of both chips have: sizes and options, no tensor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from npu_tiling import Device, persistent_grid
-from npu_tiling.launch import Tiled
+from npu_tiling.launch import Tiling
 
 
 class Task(str, Enum):  # noqa: UP042 (StrEnum is Python 3.11's)
@@ -90,7 +90,7 @@ KERNEL_OF_TASK = {
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Tiling(Tiled, ABC):
+class TokenTiling(Tiling, ABC):
     """How a launch is tiled.
 
     Attributes:
@@ -138,13 +138,13 @@ class Tiling(Tiled, ABC):
         values = {"D": shape.width, "S": shape.layers, **blocks, "ALIGNED": shape.aligned, **self.sizes}
         return {name: values[name] for name in self.kernel.constants}
 
-    def smaller(self) -> Tiling | None:
-        """See `Tiled`. The last one of a kernel for whole rows has fewer columns than a row: others are to take columns."""
+    def smaller(self) -> TokenTiling | None:
+        """See `Tiling`. The last one of a kernel for whole rows has fewer columns than a row: others are to take columns."""
         found = self._smaller()
         return None if found is None else replace(found, why="the compiler refused a larger tile")
 
     @abstractmethod
-    def _smaller(self) -> Tiling | None:
+    def _smaller(self) -> TokenTiling | None:
         """The next smaller tiling of this chip."""
 
     @property

@@ -17,7 +17,7 @@ from npu_tiling import Device
 from npu_tiling.budget import here, power_of_two
 from npu_tiling.calls import Empty
 from npu_tiling.doctor import version
-from npu_tiling.launch import Tiled
+from npu_tiling.launch import Tiling
 from npu_tiling.plans import Distance, Given, Plan, Reached, Slot
 from npu_tiling.rows import layout_of
 
@@ -25,7 +25,7 @@ from .ascend import tiling as ascend
 from .cuda import tiling as cuda
 from .kernels import attn_res_table_kernel
 from .records import Backward, Forward
-from .shape import Shape, Tiling
+from .shape import Shape, TokenTiling
 
 _NO_GRADIENT = -(2**63)  # as in formula.py
 _ENTRIES = 16  # entries of a table that one launch writes
@@ -158,14 +158,14 @@ def stride_of(rows: Any) -> int:
     return 0 if rows is None else row_stride(rows)
 
 
-def whole_rows(p: Plan, shape: Shape) -> Tiling | None:
+def whole_rows(p: Plan, shape: Shape) -> TokenTiling | None:
     """The tiling of a launch that takes whole rows, decided in the plan under the shape's name; None where none fit."""
     chosen = choose(shape, p.chip)
     tiling = None if chosen is None else p.choose(str(shape), chosen)
     return tiling if tiling is not None and tiling.has_whole_rows else None
 
 
-def choose(shape: Shape, chip: Device) -> Tiling | None:
+def choose(shape: Shape, chip: Device) -> TokenTiling | None:
     """The way and the blocks of a launch; None where it takes whole rows and none fit on chip.
 
     Raises:
@@ -248,7 +248,7 @@ def _fill(p: Plan, table: Slot, entries: Sequence[int | Distance]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableTiling(Tiled):
+class TableTiling(Tiling):
     """One program writes 16 entries of a table of distances."""
 
     why: ClassVar[str] = "a table has few entries: one program writes 16 of them"

@@ -17,7 +17,7 @@ import torch
 from npu_tiling import Block, Device, Tile, fit, footprint, persistent_grid
 from npu_tiling.budget import equal_blocks, power_of_two
 from npu_tiling.calls import Empty
-from npu_tiling.launch import Tiled
+from npu_tiling.launch import Tiling
 from npu_tiling.plans import Plan, Slot
 
 FLOAT, INT8, INT32, INT64 = torch.float32, torch.int8, torch.int32, torch.int64  # pages of kernels import no torch
@@ -83,8 +83,8 @@ class Way(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch(Tiled):
-    """The part of a launch that does not depend on the number of indices or rows, from which `grid` follows.
+class CountTiling(Tiling):
+    """Blocks for any number of indices or rows, from which `grid` follows.
 
     Attributes:
         device: the chip.
@@ -134,7 +134,7 @@ class RowKernel:
         flag: its constant that says whether rows of a tile move at once; empty: it has none.
         unit: rows of a tile are a multiple of it.
         one_by_one: a program takes single rows where those of a tile do not move at once.
-        row_by_row: tiles have whole rows; this gives the launch without tiles, for where they do not fit.
+        row_by_row: tiles have whole rows; this gives the tiling by single rows, for where they do not fit.
     """
 
     name: str
@@ -143,15 +143,15 @@ class RowKernel:
     flag: str = ""
     unit: int = 1
     one_by_one: bool = False
-    row_by_row: Callable[[RowShape], RowLaunch] | None = None
+    row_by_row: Callable[[RowShape], RowTiling] | None = None
 
     def __repr__(self) -> str:
         return self.name
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowLaunch(Launch):
-    """A launch over rows on Ascend.
+class RowTiling(CountTiling):
+    """That of a kernel over rows on Ascend.
 
     Attributes:
         kernel: which one.
@@ -171,7 +171,7 @@ class RowLaunch(Launch):
         tiles = self.kernel.tiles(self.shape, fills_units(self.block_n, self.shape))
         return footprint(tiles, {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n}, self.device)
 
-    def smaller(self) -> RowLaunch | None:
+    def smaller(self) -> RowTiling | None:
         """Fewer rows, then fewer columns."""
         kernel, shape, block_m, block_n = self.kernel, self.shape, self.block_m, self.block_n
         least = max(kernel.unit, 2)
@@ -183,18 +183,18 @@ class RowLaunch(Launch):
             block_n = _equal_columns(shape, ceil(block_n / 2))
             if block_n >= self.block_n:  # no whole unit is left
                 return None
-        return row_launch(kernel, shape, block_m, block_n, why=self.why, decided_at=self.decided_at)
+        return row_tiling(kernel, shape, block_m, block_n, why=self.why, decided_at=self.decided_at)
 
 
-def row_launch(kernel: RowKernel, shape: RowShape, block_m: int, block_n: int, *, why: str, decided_at: str) -> RowLaunch:
-    """A launch with a tile of so many rows and columns."""
+def row_tiling(kernel: RowKernel, shape: RowShape, block_m: int, block_n: int, *, why: str, decided_at: str) -> RowTiling:
+    """That of a tile of so many rows and columns."""
     blocks: dict[str, int] = {"N": shape.width, "BLOCK_N": block_n}
     if kernel.has_rows:
         blocks["BLOCK_M"] = block_m
     moves_tiles = block_m > 1 and fills_units(block_n, shape)
     if kernel.flag:
         blocks[kernel.flag] = moves_tiles
-    return RowLaunch(
+    return RowTiling(
         device=shape.device,
         blocks=tuple(blocks.items()),
         per_program=1 if kernel.one_by_one and not moves_tiles else block_m,
@@ -210,13 +210,13 @@ def row_launch(kernel: RowKernel, shape: RowShape, block_m: int, block_n: int, *
 
 def largest_tile(
     kernel: RowKernel, shape: RowShape, rows: Block | None, *, why: str, decided_at: str, moves_tiles: bool = True
-) -> RowLaunch:
+) -> RowTiling:
     """The largest tile that fits: fewer rows, then fewer columns. Raises `npu_tiling.UnifiedBufferError` where none does."""
     unit = shape.device.ub_align // shape.itemsize
     columns = Block("BLOCK_N", shape.width, min(shape.width, unit), unit)
     blocks = fit(kernel.tiles(shape, moves_tiles), (columns,) if rows is None else (rows, columns), shape.device)
     block_n = _equal_columns(shape, blocks["BLOCK_N"])
-    return row_launch(kernel, shape, blocks.get("BLOCK_M", 1), block_n, why=why, decided_at=decided_at)
+    return row_tiling(kernel, shape, blocks.get("BLOCK_M", 1), block_n, why=why, decided_at=decided_at)
 
 
 # A store of 32 KB is past the point where its length matters (16 KB reach 94 % of the bandwidth).
@@ -268,10 +268,10 @@ class Blocks(NamedTuple):
         """Rows of a tile of all warps."""
         return max(1, min(_MAX_TILE_ROWS, self.max_warps * self.warp_bytes // row_bytes))
 
-    def launch(self, shape: RowShape, blocks: Mapping[str, int], *, per_program: int = 1, warps: int = 0) -> Launch:
-        """A launch with these constants beside the width and the block's columns; `warps`: 0 stands for the most."""
+    def tiling(self, shape: RowShape, blocks: Mapping[str, int], *, per_program: int = 1, warps: int = 0) -> CountTiling:
+        """That of these constants beside the width and the block's columns; `warps`: 0 stands for the most."""
         columns = self.columns(shape)
-        return Launch(
+        return CountTiling(
             device=shape.device,
             blocks=tuple({"N": shape.width, "BLOCK_N": columns, **blocks}.items()),
             per_program=per_program,
@@ -301,9 +301,9 @@ class Rule(NamedTuple):
     why: str
     decided_at: str
 
-    def launch(self, device: Device, blocks: dict[str, int], per_program: int, warps: int = 4) -> Launch:
-        """A launch over numbers, which belongs to this way."""
-        return Launch(
+    def tiling(self, device: Device, blocks: dict[str, int], per_program: int, warps: int = 4) -> CountTiling:
+        """That of a launch over numbers, which belongs to this way."""
+        return CountTiling(
             device=device,
             blocks=tuple(blocks.items()),
             per_program=per_program,

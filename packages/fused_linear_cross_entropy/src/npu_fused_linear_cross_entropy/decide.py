@@ -18,7 +18,7 @@ first case that holds is taken:
     the budget allows at least three eighths of T tokens (`_MIN_CHUNK_SHARE`): chunks of tokens
     else: chunks of the vocabulary, whose logits are computed twice
 
-`Shape` has all that this depends on, `Demand` the memory that follows from it, and `Tiling` the decision.
+`Shape` has all that this depends on, `Demand` the memory that follows from it, and `LossTiling` the decision.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ import torch
 from npu_tiling import Device, collectives
 from npu_tiling.budget import FP32, here
 from npu_tiling.calls import statistics_dtype
-from npu_tiling.launch import Tiled
+from npu_tiling.launch import Tiling
 
 from .call import EachOptions, Needs, Options
-from .tiling import ROWS, ChunkKernel, ChunkShape, ProductLaunch, chunk_launch, is_worth_it
+from .tiling import ROWS, ChunkKernel, ChunkShape, ProductTiling, chunk_tiling, is_worth_it
 
 
 class Task(Enum):
@@ -198,7 +198,7 @@ class Way(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tiling(Tiled):
+class LossTiling(Tiling):
     """How a loss is computed.
 
     Attributes:
@@ -286,7 +286,7 @@ def saves_a_sweep(shape: Shape) -> bool:
     both = ChunkShape(
         kernel=ChunkKernel.BOTH, width=shape.vocabulary, itemsize=itemsize, written_itemsize=shape.x_dtype.itemsize
     )
-    return chunk_launch(both, shape.device).streams
+    return chunk_tiling(both, shape.device).streams
 
 
 def always(shape: Shape) -> bool:
@@ -318,7 +318,7 @@ RULES = (
 
 
 @functools.lru_cache(maxsize=1024)
-def choose(shape: Shape) -> Tiling:
+def choose(shape: Shape) -> LossTiling:
     """The way, by `RULES`, and the chunks. Ranks that share a vocabulary cut tokens as an average rank does.
 
     Their ways may differ: every way exchanges once for each chunk of tokens, between its statistics and its gradients.
@@ -340,7 +340,7 @@ def choose(shape: Shape) -> Tiling:
 _PARTS_RULE = rule(Way.COLUMNS, Layout.COLUMNS, always, "vocab_parts was given: one part of the vocabulary at a time")
 
 
-def _in_parts_of_the_vocabulary(shape: Shape) -> Tiling:
+def _in_parts_of_the_vocabulary(shape: Shape) -> LossTiling:
     """Products of one shape, whatever part of the vocabulary this rank has."""
     options = shape.options.of_head
     tokens = exactly(shape.tokens, options.chunk_tokens or shape.tokens)
@@ -383,13 +383,13 @@ def _split_within(
     return parts, statistics_dtype(shape.x_dtype) if in_fp32 or shape.frozen_width else shape.weight_dtype
 
 
-def made(shape: Shape, rule: Rule, parts: Chunks, sum_dtype: torch.dtype) -> Tiling:
+def made(shape: Shape, rule: Rule, parts: Chunks, sum_dtype: torch.dtype) -> LossTiling:
     """The tiling of a rule, with its chunks and the dtype of the sums that become the weight's gradient."""
     multiplies, (tokens, columns) = rule.way.multiplies, parts.longest
     if shape.device is not None and shape.device.kind == "ascend":  # whose programs read whole tiles of rows
         tokens = ceil(tokens / ROWS) * ROWS
     stores = shape.needs.dx or shape.needs.dweight or not multiplies
-    return Tiling(
+    return LossTiling(
         shape=shape,
         way=rule.way,
         chunks=parts,
@@ -607,7 +607,7 @@ def of_product(shape: Shape) -> Demand:
     dtype, exact, needs = shape.x_dtype, statistics_dtype(shape.x_dtype), shape.needs
     is_stored = needs.dx or needs.dweight
     sums = exact.itemsize if needs.dx and shape.logits_dtype != dtype else 0
-    tiles = ProductLaunch(width=shape.width, device=shape.device).column_tiles(shape.vocabulary)
+    tiles = ProductTiling(width=shape.width, device=shape.device).column_tiles(shape.vocabulary)
     return Demand(
         tokens=shape.tokens,
         width=shape.width,
@@ -697,14 +697,14 @@ _DISTILLATION_RULE = rule(Way.DISTILLATION, Layout.ROWS, always, "whole rows of 
 _TEMPORARIES = 10  # matrices as a chunk's logits that the arithmetic in PyTorch's operators takes
 
 
-def choose_distillation(shape: Shape, teacher_dtype: torch.dtype) -> Tiling:
+def choose_distillation(shape: Shape, teacher_dtype: torch.dtype) -> LossTiling:
     """Chunks of tokens, whose whole rows of logits of both models are in memory."""
     columns = most_columns(shape.options, shape.vocabulary)
     return _choose_distillation(shape, teacher_dtype, columns)
 
 
 @functools.lru_cache(maxsize=1024)
-def _choose_distillation(shape: Shape, teacher_dtype: torch.dtype, vocabulary: int) -> Tiling:
+def _choose_distillation(shape: Shape, teacher_dtype: torch.dtype, vocabulary: int) -> LossTiling:
     """`vocabulary`: columns that each rank has in equal parts."""
     budget = shape.options.memory_budget or _DISTILLATION_BUDGET["cpu" if shape.device is None else shape.device.kind]
     exact, columns, sum_dtype = statistics_dtype(shape.x_dtype), pitch(vocabulary), shape.options.accum_dtype

@@ -17,7 +17,7 @@ from npu_tiling.explaining import explain as explain_run
 from torch import Tensor
 
 from .api import fused_linear_cross_entropy
-from .decide import Layout, Tiling, Way
+from .decide import Layout, LossTiling, Way
 from .distillation import linear_distillation_loss
 from .log_probs import linear_log_probs
 
@@ -190,7 +190,7 @@ def _options_of(function: Callable[..., Any], options: Mapping[str, Any]) -> dic
     return {name: value for name, value in options.items() if name in known}
 
 
-def _described(tiling: Tiling) -> dict[str, str]:
+def _described(tiling: LossTiling) -> dict[str, str]:
     """The decision for one call, in words."""
     chunks, dtype = tiling.chunks, short(tiling.logits_dtype)
     (tokens, columns), size = chunks.longest, tiling.buffer * tiling.logits_dtype.itemsize

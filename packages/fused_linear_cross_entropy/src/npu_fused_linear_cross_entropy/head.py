@@ -17,7 +17,7 @@ from torch import Tensor
 
 from . import matmul, tokens
 from .call import EachOptions
-from .decide import Layout, Shape, Task, Tiling, pitch
+from .decide import Layout, LossTiling, Shape, Task, pitch
 
 EVERYTHING = slice(None)
 
@@ -80,7 +80,7 @@ class Head:
         dweight: the weight's gradient so far.
     """
 
-    def __init__(self, p: Plan, call: Any, head: Linear, tiling: Tiling) -> None:
+    def __init__(self, p: Plan, call: Any, head: Linear, tiling: LossTiling) -> None:
         p.choose("way and chunks", tiling)
         self._p, self._call, self.tiling, needs = p, call, tiling, tiling.shape.needs
         self.x, self.weight, self.bias, frozen = head

@@ -22,35 +22,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any
 
-from npu_tiling import ALL_TILES, Block, Device, Tile, Way, first_fit, footprint, persistent_grid
+from npu_tiling import ALL_TILES, Block, Candidate, Device, Tile, first_fit, footprint, persistent_grid
 from npu_tiling.budget import FP32, here, power_of_two, row_options
 from npu_tiling.calls import ALIGNMENT
 from npu_tiling.chips import dry_runs
-from npu_tiling.launch import Tiled, descriptor_type
+from npu_tiling.launch import Tiling, descriptor_type
 from npu_tiling.plans import Plan
 
 ROWS = 2  # of a tile of a part of a row on Ascend: fewer would not keep row reductions in the vector unit
 
 
-class _Kernel(NamedTuple):
-    function: str
-    computes_statistics: bool
-    writes_in_place: bool  # over the logits
-
-
 class ChunkKernel(Enum):
-    """The kernels over chunks of logits."""
+    """The kernels over chunks of logits: name, and whether it computes statistics and writes in place, over the logits."""
 
-    STATISTICS = _Kernel("cross_entropy_statistics_kernel", True, False)
-    GRADIENT = _Kernel("cross_entropy_gradient_kernel", False, True)
-    BOTH = _Kernel("cross_entropy_kernel", True, True)
-    KEEP = _Kernel("cross_entropy_keep_kernel", True, False)
-    EXPONENTIALS = _Kernel("cross_entropy_exponentials_kernel", True, True)
-    DISTRIBUTIONS = _Kernel("distribution_statistics_kernel", True, False)
-    DISTRIBUTION_GRADIENT = _Kernel("distribution_gradient_kernel", False, True)
-    DISTILLATION = _Kernel("distillation_kernel", True, True)
+    def __init__(self, function: str, computes_statistics: bool, writes_in_place: bool) -> None:
+        self.function, self.computes_statistics, self.writes_in_place = function, computes_statistics, writes_in_place
+
+    STATISTICS = ("cross_entropy_statistics_kernel", True, False)
+    GRADIENT = ("cross_entropy_gradient_kernel", False, True)
+    BOTH = ("cross_entropy_kernel", True, True)
+    KEEP = ("cross_entropy_keep_kernel", True, False)
+    EXPONENTIALS = ("cross_entropy_exponentials_kernel", True, True)
+    DISTRIBUTIONS = ("distribution_statistics_kernel", True, False)
+    DISTRIBUTION_GRADIENT = ("distribution_gradient_kernel", False, True)
+    DISTILLATION = ("distillation_kernel", True, True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +76,8 @@ class ChunkShape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChunkLaunch(Tiled):
-    """One launch but for its number of rows: blocks and compiler options. Each chip has a class of its own.
+class ChunkTiling(Tiling):
+    """Blocks for any number of rows, and compiler options. Each chip has a class of its own.
 
     Attributes:
         shape: the launch's.
@@ -129,7 +126,7 @@ class ChunkLaunch(Tiled):
         found: dict[str, int | bool] = {}
         if kernel in (ChunkKernel.STATISTICS, ChunkKernel.BOTH, ChunkKernel.DISTRIBUTIONS, ChunkKernel.DISTILLATION):
             found["PADDED"] = is_padded
-        if kernel.value.writes_in_place:
+        if kernel.writes_in_place:
             found["BARRIER"] = barrier and self.shape.written_itemsize < self.shape.itemsize
         return found
 
@@ -144,16 +141,16 @@ def equal_units(columns: int, longest: int, unit: int) -> int:
     return ceil(columns / ceil(columns / longest) / unit) * unit
 
 
-def chunk_launch(shape: ChunkShape, device: Device) -> CudaLaunch | AscendLaunch:
+def chunk_tiling(shape: ChunkShape, device: Device) -> CudaTiling | AscendTiling:
     """Blocks of a launch over a chunk of logits. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
-    return cuda_launch(shape, device) if device.kind == "cuda" else ascend_launch(shape, device)
+    return cuda_tiling(shape, device) if device.kind == "cuda" else ascend_tiling(shape, device)
 
 
-# Launches of other kernels.
+# Tilings of other kernels.
 
 
-class FourWarps(Tiled):
-    """A launch whose programs have four warps on CUDA."""
+class FourWarpTiling(Tiling):
+    """Programs have four warps on CUDA."""
 
     device: Device
 
@@ -200,8 +197,8 @@ _SHORT_BLOCK = 1024  # columns of a block of exponentials; shorter ones leave ro
 
 
 @dataclass(frozen=True, kw_only=True)
-class AscendLaunch(ChunkLaunch):
-    """A launch on the vector cores of an Ascend chip."""
+class AscendTiling(ChunkTiling):
+    """That of the vector cores of an Ascend chip."""
 
     def grid(self, rows: int) -> int:
         return persistent_grid(ceil(rows / self.block_m), self.device)
@@ -221,7 +218,7 @@ class AscendLaunch(ChunkLaunch):
     def options(self) -> dict[str, int]:
         return {}
 
-    def smaller(self) -> AscendLaunch | None:
+    def smaller(self) -> AscendTiling | None:
         """Fewer rows, then blocks of fewer columns."""
         if self.streams:
             block = self.block_n // 2 // _UNIT * _UNIT
@@ -232,20 +229,20 @@ class AscendLaunch(ChunkLaunch):
         return _streaming(self.shape, self.device, block) if block else None
 
 
-def ascend_launch(shape: ChunkShape, device: Device) -> AscendLaunch:
+def ascend_tiling(shape: ChunkShape, device: Device) -> AscendTiling:
     """Blocks for a chunk of logits. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
     # Whole rows, as many as make one good transfer, where two fit.
     wanted = min(_MAX_ROWS, max(ROWS, _TRANSFER_BYTES // (shape.width * shape.itemsize)))
-    whole_rows = Way(False, tiles(shape, device, shape.width, streams=False), (Block("BLOCK_M", wanted, ROWS),))
+    whole_rows = Candidate(False, tiles(shape, device, shape.width, streams=False), (Block("BLOCK_M", wanted, ROWS),))
     largest = min(shape.width, _TRANSFER_BYTES // shape.itemsize)
     if shape.kernel in _OVERLAPPING_BYTES:
         largest = min(largest, device.ub_bytes // (ROWS * _OVERLAPPING_BYTES[shape.kernel]))
     largest = largest // _UNIT * _UNIT
     columns = Block("BLOCK_N", largest, _UNIT, _UNIT), Block("BLOCK_M", ROWS, ROWS)
-    streams, blocks = first_fit([whole_rows, Way(True, tiles(shape, device, 0, streams=True), columns)], device)
+    streams, blocks = first_fit([whole_rows, Candidate(True, tiles(shape, device, 0, streams=True), columns)], device)
     if streams:
         return _streaming(shape, device, blocks["BLOCK_N"])
-    return AscendLaunch(
+    return AscendTiling(
         shape=shape,
         device=device,
         block_m=blocks["BLOCK_M"],
@@ -255,12 +252,12 @@ def ascend_launch(shape: ChunkShape, device: Device) -> AscendLaunch:
     )
 
 
-def _streaming(shape: ChunkShape, device: Device, largest: int) -> AscendLaunch:
+def _streaming(shape: ChunkShape, device: Device, largest: int) -> AscendTiling:
     """Blocks of at most `largest` columns, and not much less, of a length that leaves no tail or the shortest one."""
 
-    def launch(columns: int) -> AscendLaunch:
+    def launch(columns: int) -> AscendTiling:
         tail = shape.width % columns
-        return AscendLaunch(shape=shape, device=device, block_m=ROWS, block_n=columns, tail_n=tail, decided_at=here())
+        return AscendTiling(shape=shape, device=device, block_m=ROWS, block_n=columns, tail_n=tail, decided_at=here())
 
     shortest = int(largest * _MIN_SHARE_EXACT) if shape.width < _FEW_BLOCKS * largest else largest
     for columns in range(largest, shortest, -_UNIT):
@@ -304,7 +301,7 @@ def tiles(shape: ChunkShape, device: Device, tail: int, *, streams: bool) -> lis
         arithmetic = _ROW_TILES + 2 * shape.transformed + shape.argmax
         return [*found, Tile("row", ("BLOCK_M", tail), FP32, arithmetic)]
     block = ("BLOCK_M", "BLOCK_N")
-    computes_statistics = shape.kernel.value.computes_statistics
+    computes_statistics = shape.kernel.computes_statistics
     found.append(Tile("logits read", block, shape.itemsize, 2))
     if shape.written_itemsize:
         found.append(Tile("gradient, fp32", block, FP32, 1 if computes_statistics else 2))
@@ -348,8 +345,8 @@ _SUM_ROWS, _SUM_TILES = 32, 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class CudaLaunch(ChunkLaunch):
-    """A launch of a program for each tile of rows.
+class CudaTiling(ChunkTiling):
+    """That of a program for each tile of rows.
 
     Attributes:
         warps: warps of a program.
@@ -370,7 +367,7 @@ class CudaLaunch(ChunkLaunch):
         return row_options(min(self.block_n, self.tail_n or self.block_n), self.warps)
 
 
-def cuda_launch(shape: ChunkShape, device: Device) -> CudaLaunch:
+def cuda_tiling(shape: ChunkShape, device: Device) -> CudaTiling:
     """Blocks for a chunk of logits."""
     width, exponentials = power_of_two(shape.width), shape.kernel is ChunkKernel.EXPONENTIALS
     if width <= _ROW:
@@ -382,7 +379,7 @@ def cuda_launch(shape: ChunkShape, device: Device) -> CudaLaunch:
     warps = elements // (_EXPONENTIALS_PER_WARP if exponentials else _ELEMENTS_PER_WARP)
     warps = min(max(warps, _MIN_WARPS), _MAX_WARPS)
     blocks = {"block_m": rows, "block_n": block, "tail_n": tail}
-    return CudaLaunch(shape=shape, device=device, **blocks, warps=warps, decided_at=here())
+    return CudaTiling(shape=shape, device=device, **blocks, warps=warps, decided_at=here())
 
 
 def is_worth_it(tokens: int, width: int, vocabulary: int, device: Device) -> bool:
@@ -391,7 +388,7 @@ def is_worth_it(tokens: int, width: int, vocabulary: int, device: Device) -> boo
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProductLaunch(Tiled):
+class ProductTiling(Tiling):
     """Tiles of 128 x 256, or of 128 x 128 where a sum has few terms: the table at the top of this page."""
 
     width: int
@@ -438,7 +435,7 @@ def _is_readable(matrix: Any) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReferencesLaunch(Tiled):
+class ReferencesTiling(Tiling):
     """A program multiplies one row of x by its target's row of the weight."""
 
     vocabulary: int
@@ -454,7 +451,7 @@ class ReferencesLaunch(Tiled):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SumsLaunch(Tiled):
+class SumsTiling(Tiling):
     """A program adds the sums of 32 rows over all tiles of columns."""
 
     def grid(self, rows: int) -> int:

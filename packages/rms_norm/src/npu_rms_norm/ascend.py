@@ -1,6 +1,6 @@
 """Ascend: forward and backward of rows that fit the Unified Buffer whole, and which kernel, tile and grid a call takes.
 
-The first row of POLICIES that fits the Unified Buffer decides; it may name a kernel of wide.py. Formulas: formula.py.
+The first row of RULES that fits the Unified Buffer decides; it may name a kernel of wide.py. Formulas: formula.py.
 
 Rows lie on two levels, n_outer groups of n_inner rows, and every tensor has a stride for each level: a slice of a wider
 tensor is read in place. A tile has G groups, M rows of each and BLOCK_N columns; where G > 1, M is n_inner. Offsets are sums
@@ -15,17 +15,16 @@ SPLIT says which tiles a program takes:
 
 import dataclasses
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil, gcd
 from typing import Any, NamedTuple
 
-from npu_tiling import Block, Device, Tile, Way, first_fit, footprint, persistent_grid
+from npu_tiling import Block, Candidate, Device, Tile, first_fit, footprint, persistent_grid
 from npu_tiling.budget import FP32, equal_blocks, here, round_up
 from npu_tiling.device import gradient_of_rows, round_to, tl, triton
-from npu_tiling.launch import Tiled
 from npu_tiling.partials import store_partial
 
-from .call import Shape
+from .call import RowTiling, Shape
 from .formula import activate, add_residual, amax_of_rows, inverse_rms, load_factor, normalise, quantise, weigh
 from .wide import result_strides
 
@@ -109,7 +108,7 @@ def tile_mask(n_groups, n_rows, N: tl.constexpr, G: tl.constexpr, M: tl.constexp
 
 @triton.jit
 def tile_pointers(p_rows, s_outer, s_inner, i_outer, i_inner, G: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
-    """Pointers [M, N] or, with several groups, [G, M, N]. tiling.py keeps offsets inside a tile below 2^31."""
+    """Pointers [M, N] or, with several groups, [G, M, N]. `Shape.max_rows` keeps offsets inside a tile below 2^31."""
     p_first = p_rows + tl.cast(i_outer, tl.int64) * s_outer + tl.cast(i_inner, tl.int64) * s_inner
     o_row, o_col = tl.arange(0, M), tl.arange(0, N)
     if G > 1:
@@ -284,11 +283,11 @@ def backward_kernel(
 HALF = FP32 // 2
 
 
-class Policy(NamedTuple):
-    """A row of the table POLICIES: one way to hold rows on chip.
+class Rule(NamedTuple):
+    """A row of RULES.
 
     Attributes:
-        way: its name.
+        way: its name, and how it holds rows on chip.
         kernel: "rows" holds a tile of whole rows; "wide" reads a row twice (three times where y is quantised), in blocks of
             columns.
         rows: rows of a tile: "several", as many as one transfer moves (ROWS_BYTES), or "one".
@@ -311,8 +310,8 @@ class Policy(NamedTuple):
     decided_at: str
 
 
-def _row(*columns: Any) -> Policy:
-    return Policy._make((*columns, here(2)))
+def _row(*columns: Any) -> Rule:
+    return Rule._make((*columns, here(2)))
 
 
 ALL = frozenset({"forward", "backward", "forward 950", "backward 950"})
@@ -334,7 +333,7 @@ ONE_ROW = ALL - {"backward 950"}
 #     10240: 395 against 294).
 #   - An fp32 row takes up to 12 % longer with one buffer than with two.
 # fmt: off
-POLICIES = (
+RULES = (
     #                                                                                   f.   f.   b.   b.   f.   b.   f.
     #                                                                                 2048 5760 2048 3584 8192 8192 4096
     #    way                           kernel  rows       buffers  spare  launches     bf16                           fp32
@@ -350,7 +349,7 @@ POLICIES = (
          "a row does not fit whole, or, in a backward on an Ascend950, takes longer whole than in two passes"),
 )
 # fmt: on
-_BY_WAY = {policy.way: policy for policy in POLICIES}
+_BY_WAY = {rule.way: rule for rule in RULES}
 ONE_BUFFER, COLUMNS = _BY_WAY["a row, one buffer"], _BY_WAY["blocks of columns"]
 
 # The bytes of a tile or block that one transfer moves. 8 KiB reach 76 % of the bandwidth, 16 KiB 94 %. Larger ones would
@@ -423,41 +422,24 @@ def tiles_of_columns(shape: Shape) -> list[Tile]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AscendTiling(Tiled):
+class AscendTiling(RowTiling):
     """How one direction runs on Ascend.
 
     Attributes:
-        shape, device: what it was made for.
-        policy: the row of the table.
-        groups, rows, columns: of a tile. A tile with more than one group has all rows of each.
+        rule: the row of `RULES`.
+        groups: of a tile, `rows` of each; all rows of each where there are several.
     """
 
-    shape: Shape
-    device: Device = field(repr=False)
-    policy: Policy
+    rule: Rule
     groups: int = 1
-    rows: int
-    columns: int
 
     @property
-    def way(self) -> str:
-        return self.policy.way
-
-    @property
-    def why(self) -> str:
-        return self.policy.why
-
-    @property
-    def decided_at(self) -> str:
-        return self.policy.decided_at
-
-    @property
-    def kernel(self) -> str:
-        return self.policy.kernel
+    def way(self) -> str:  # type: ignore[override]
+        return self.rule.way
 
     @property
     def split(self) -> str:
-        """How programs share the rows: SPLIT of kernels.py."""
+        """How programs share the rows: SPLIT of this page."""
         if self.shape.per_head:
             return "heads"
         return "rows" if self.shape.n_outer == 1 and self.rows > 1 else "tiles"
@@ -487,13 +469,13 @@ class AscendTiling(Tiled):
         """Rows of partial sums of dw, of all heads: one for each program or, of "wide", for each set of rows."""
         if self.kernel == "rows":
             return self.grid
-        wanted = self.device.vector_cores // ceil(self.shape.width / self.columns) // self.heads
+        wanted = self.device.vector_cores // self.column_blocks // self.heads
         return self.heads * max(1, min(self.row_tiles // self.heads, wanted))
 
     @functools.cached_property
     def column_grid(self) -> int:
         """Programs of `backward_wide_kernel`, which take blocks of columns."""
-        return persistent_grid(ceil(self.shape.width / self.columns) * self.splits, self.device)
+        return persistent_grid(self.column_blocks * self.splits, self.device)
 
     @property
     def stores_sums(self) -> bool:
@@ -506,7 +488,7 @@ class AscendTiling(Tiled):
         if self.kernel == "wide":
             return footprint(tiles_of_columns(self.shape), {"BLOCK_N": self.columns}, self.device)
         rows = self.groups * self.rows
-        tiles = tiles_of_rows(self.shape, self.device, self.columns, several=rows > 1, buffers=self.policy.buffers)
+        tiles = tiles_of_rows(self.shape, self.device, self.columns, several=rows > 1, buffers=self.rule.buffers)
         return footprint(tiles, {"ROWS": rows}, self.device)
 
     @property
@@ -522,7 +504,7 @@ class AscendTiling(Tiled):
     @property
     def options(self) -> dict[str, bool]:
         """Compiler options."""
-        return {"multibuffer": self.policy.buffers > 1}
+        return {"multibuffer": self.rule.buffers > 1}
 
     def smaller(self) -> "AscendTiling | None":
         """Fewer groups, then fewer rows, then one buffer, then blocks of columns."""
@@ -530,51 +512,51 @@ class AscendTiling(Tiled):
             return dataclasses.replace(self, groups=self.groups // 2)
         if self.rows > 1:
             return dataclasses.replace(self, rows=self.rows // 2)
-        if self.policy.buffers > 1 and self.kernel == "rows":
+        if self.rule.buffers > 1 and self.kernel == "rows":
             # Not only where `launches` of this way allows it: it says where the way is fast, and here the tile has to fit.
-            return dataclasses.replace(self, policy=ONE_BUFFER)
+            return dataclasses.replace(self, rule=ONE_BUFFER)
         unit = _unit(self.shape, self.device)
         if self.columns <= unit:
             return None
-        return dataclasses.replace(self, policy=COLUMNS, columns=round_up(ceil(self.columns / 2), unit))
+        return dataclasses.replace(self, rule=COLUMNS, columns=round_up(ceil(self.columns / 2), unit))
 
 
 def choose(shape: Shape, device: Device) -> AscendTiling:
-    """The tiling of the first policy that fits. Raises `npu_tiling.UnifiedBufferError` where none does."""
+    """The tiling of the first rule that fits. Raises `npu_tiling.UnifiedBufferError` where none does."""
     unit, itemsize = _unit(shape, device), min(shape.itemsizes)
     padded = round_up(shape.width, unit)
     rows_block = _rows_block(shape, max(2, ROWS_BYTES // (padded * itemsize)))
     columns_block = Block("BLOCK_N", min(padded, COLUMNS_BYTES // itemsize), unit, unit)
     launch = _kinds(shape, device)
-    ways = []
-    for policy in POLICIES:
-        if not policy.launches & launch:
+    candidates = []
+    for rule in RULES:
+        if not rule.launches & launch:
             continue
-        if policy.kernel == "wide":
-            ways.append(Way(policy, tiles_of_columns(shape), (columns_block,)))
+        if rule.kernel == "wide":
+            candidates.append(Candidate(rule, tiles_of_columns(shape), (columns_block,)))
             continue
         # A tile of "several" rows that has room for one alone compiles as a tile of one row.
-        several = policy.rows == "several" and rows_block.largest > 1
-        tiles = tiles_of_rows(shape, device, padded, several=several, buffers=policy.buffers)
-        if policy.spare:
-            tiles.append(Tile("room to spare", (1, int(device.ub_bytes * policy.spare)), 1))
+        several = rule.rows == "several" and rows_block.largest > 1
+        tiles = tiles_of_rows(shape, device, padded, several=several, buffers=rule.buffers)
+        if rule.spare:
+            tiles.append(Tile("room to spare", (1, int(device.ub_bytes * rule.spare)), 1))
             if rows_block.multiple_of > 1:  # a tile of several groups is loaded and stored through a second one
                 tiles.append(Tile("rows of groups", ("ROWS", padded), FP32))
-        ways.append(Way(policy, tiles, (rows_block if policy.rows == "several" else Block("ROWS", 1),)))
-    policy, blocks = first_fit(ways, device)
-    if policy.kernel == "wide":
+        candidates.append(Candidate(rule, tiles, (rows_block if rule.rows == "several" else Block("ROWS", 1),)))
+    rule, blocks = first_fit(candidates, device)
+    if rule.kernel == "wide":
         columns = equal_blocks(padded, blocks["BLOCK_N"], unit)
-        return AscendTiling(shape=shape, device=device, policy=policy, rows=1, columns=columns)
+        return AscendTiling(shape=shape, device=device, rule=rule, rows=1, columns=columns)
     rows, groups = blocks["ROWS"], 1
     if rows > 1 and rows_block.multiple_of > 1:
         rows, groups = shape.n_inner, rows // shape.n_inner
     elif shape.n_outer > 1:  # equal tiles: no short one at the end of every group
         rows = ceil(shape.n_inner / ceil(shape.n_inner / rows))
-    return AscendTiling(shape=shape, device=device, policy=policy, groups=groups, rows=rows, columns=padded)
+    return AscendTiling(shape=shape, device=device, rule=rule, groups=groups, rows=rows, columns=padded)
 
 
 def _kinds(shape: Shape, device: Device) -> set[str]:
-    """The names of a launch in `Policy.launches`."""
+    """The names of a launch in `Rule.launches`."""
     direction = "backward" if shape.backward else "forward"
     if device.arch == "dav-c310":
         return {f"{direction} 950"}

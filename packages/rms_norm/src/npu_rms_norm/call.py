@@ -1,4 +1,5 @@
-"""The records of the operators, the table of casting modes, and what tilings depend on of a call (`Shape`).
+"""The records of the operators, the table of casting modes, what tilings depend on of a call (`Shape`), and what
+tilings of both chips have (`RowTiling`).
 
 A record has the arguments and the results of a direction. From it npu_tiling/calls.py derives the operator's schema, its
 fake function and the key of its plans.
@@ -6,13 +7,15 @@ fake function and the key of its plans.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from npu_tiling import Device
 from npu_tiling.budget import INT32_END
 from npu_tiling.calls import Empty, statistics_dtype
+from npu_tiling.launch import Tiling
 from torch import Tensor
 
 # Casting modes: what is rounded on the way, and to which dtype. reference.py and `Rounding` below read this table, and
@@ -344,3 +347,38 @@ class Shape:
         """`tl.constexpr` parameters of kernels with a gate and a bias."""
         gate = {"ACTIVATION": self.activation, "GATE_FIRST": self.gate_first}
         return {**self.rounding_constants, "WEIGHTED": self.rounding.weighted, **gate}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowTiling(Tiling):
+    """How one direction runs on a chip.
+
+    Attributes:
+        shape, device: what it was made for.
+        rule: the row of the chip's table.
+        rows, columns: of a tile; of kernels that take blocks of columns, of a block.
+    """
+
+    shape: Shape
+    device: Device = field(repr=False)
+    rule: Any
+    rows: int = 1
+    columns: int
+
+    @property
+    def kernel(self) -> str:
+        """ "rows", "wide" or "shared", as the tables have them."""
+        kernel: str = self.rule.kernel
+        return kernel
+
+    @property
+    def why(self) -> str:  # type: ignore[override]
+        return str(self.rule.why)
+
+    @property
+    def decided_at(self) -> str:  # type: ignore[override]
+        return str(self.rule.decided_at)
+
+    @property
+    def column_blocks(self) -> int:
+        return -(-self.shape.width // self.columns)

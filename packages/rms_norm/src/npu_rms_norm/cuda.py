@@ -15,19 +15,17 @@ ORDER says how rows are numbered. Rows with consecutive numbers share a tile:
     "heads"    the same, head after head: a program takes tiles of one head
 """
 
-import dataclasses
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil
 from typing import Any, NamedTuple
 
 from npu_tiling import ALL_TILES, Device, persistent_grid
 from npu_tiling.budget import CORE_REGISTERS, WARP, equal_chunks, here, power_of_two, register_cap, row_options
 from npu_tiling.device import gradient_of_rows, round_to, tl, triton
-from npu_tiling.launch import Tiled
 from npu_tiling.partials import store_partial
 
-from .call import MAX_COUNTED_ROWS, Shape
+from .call import MAX_COUNTED_ROWS, RowTiling, Shape
 from .formula import MIN_AMAX, activate, add_residual, inverse_rms, load_factor, normalise, quantise, weigh
 
 
@@ -420,7 +418,7 @@ SHARE_COLUMNS = 1024  # of a row that several programs hold, in each program
 BY_REGISTERS = 0  # `per_core`: as many programs as a core has registers for
 
 
-class Policy(NamedTuple):
+class Rule(NamedTuple):
     """A row of a table. A shape matches it that has all traits of `shape` and no more than `columns`.
 
     Attributes:
@@ -452,8 +450,8 @@ class Policy(NamedTuple):
     decided_at: str
 
 
-def _row(*columns: Any) -> Policy:
-    return Policy._make((*columns, here(2)))
+def _row(*columns: Any) -> Rule:
+    return Rule._make((*columns, here(2)))
 
 
 END = 2**31  # `columns` of rows of any width
@@ -513,7 +511,7 @@ BACKWARD = (
     _row("unshareable",         END,     "wide",  0,    2048,  8,     4,            False, "no program holds a row"),
     _row("any",                 END,     "shared", 0,   SHARE_COLUMNS, 2, 8,        True,  "programs hold a row together"),
 )
-# For `qk_backward_kernel`, which `choose` never takes: see `of_qkv`.
+# For `qk_backward_kernel`, which `choose` never takes: see qk.py.
 QK_BACKWARD = _row("any",      1024,    "rows",  2048, 0,     4,     5,            True,  "q, k and v share a launch")
 # fmt: on
 
@@ -535,43 +533,25 @@ MAX_SHARE = 128  # programs that may hold a row together
 
 
 @dataclass(frozen=True, kw_only=True)
-class CudaTiling(Tiled):
-    """How one direction runs on CUDA.
+class CudaTiling(RowTiling):
+    """How one direction runs on CUDA. Where a row is in chunks, `columns` are those of a chunk.
 
     Attributes:
-        shape, device: what it was made for.
-        policy: the row of the table.
-        rows, columns: of a tile; where a row is in chunks, columns of a chunk; of "wide" and "shared", of a block.
+        rule: the row of FORWARD or BACKWARD.
         warps: of a program.
         per_core: programs resident on a core at once.
         order: how the kernel numbers rows: ORDER of this page or, for "wide" and "shared", of wide.py.
     """
 
-    shape: Shape
-    device: Device = field(repr=False)
-    policy: Policy
-    rows: int = 1
-    columns: int
+    rule: Rule
     warps: int
     per_core: int
     order: str
 
     @property
-    def way(self) -> str:
+    def way(self) -> str:  # type: ignore[override]
         chunks = f" in {self.column_blocks} chunks" if self.kernel == "rows" and self.column_blocks > 1 else ""
         return self.kernel + chunks
-
-    @property
-    def why(self) -> str:
-        return self.policy.why
-
-    @property
-    def decided_at(self) -> str:
-        return self.policy.decided_at
-
-    @property
-    def kernel(self) -> str:
-        return self.policy.kernel
 
     @property
     def share(self) -> int:
@@ -588,10 +568,6 @@ class CudaTiling(Tiled):
         if self.order == "heads":
             return self.shape.n_outer * ceil(self.shape.n_inner / self.rows)
         return ceil(self.shape.n_outer * self.shape.n_inner / self.rows)
-
-    @property
-    def column_blocks(self) -> int:
-        return ceil(self.shape.width / self.columns)
 
     @property
     def _resident(self) -> int:
@@ -634,7 +610,7 @@ class CudaTiling(Tiled):
             sizes |= {"SHARE": self.share, "SLOTS": power_of_two(self.share), "STAGES": 2}
         elif self.kernel == "rows":
             sizes |= {"CHUNKS": self.column_blocks, "M": self.rows}
-        takes_gate = self.kernel != "shared" and self.policy is not QK_BACKWARD
+        takes_gate = self.kernel != "shared" and self.rule is not QK_BACKWARD
         formula = self.shape.formula_constants if takes_gate else self.shape.rounding_constants
         return {**sizes, **formula}
 
@@ -645,7 +621,7 @@ class CudaTiling(Tiled):
         if self.shape.biased and self.shape.rounding.factors != "fp32":
             # Else the compiler would fuse a product and the addition of a bias, and not round in between.
             options["enable_fp_fusion"] = False
-        if self.policy.capped:
+        if self.rule.capped:
             options["maxnreg"] = register_cap(self.warps, self.per_core)
         return options
 
@@ -667,19 +643,19 @@ def choose(shape: Shape, device: Device) -> CudaTiling:
         "alone": not shape.residual_itemsize,
         "unshareable": is_unshareable or share > min(MAX_SHARE, SHARES_A_CORE * device.vector_cores),
     }
-    for policy in BACKWARD if shape.backward else FORWARD:
-        needed = policy.shape.split(", ")
+    for rule in BACKWARD if shape.backward else FORWARD:
+        needed = rule.shape.split(", ")
         columns = chunk * chunks if "in chunks" in needed else padded
-        if columns <= policy.columns and all(traits[trait] for trait in needed):
+        if columns <= rule.columns and all(traits[trait] for trait in needed):
             break
-    make = functools.partial(CudaTiling, shape=shape, device=device, policy=policy)
-    warps, per_core = policy.warps, policy.per_core
-    if policy.kernel != "rows":
-        share_of_row = min(int(policy.block * padded), WIDE_BLOCKS[warps >= CORE_ALONE])
-        columns = share_of_row if policy.block < 1 else int(policy.block)
+    make = functools.partial(CudaTiling, shape=shape, device=device, rule=rule)
+    warps, per_core = rule.warps, rule.per_core
+    if rule.kernel != "rows":
+        share_of_row = min(int(rule.block * padded), WIDE_BLOCKS[warps >= CORE_ALONE])
+        columns = share_of_row if rule.block < 1 else int(rule.block)
         return make(columns=columns, warps=warps, per_core=per_core, order=shape.order)
-    if policy.tile:
-        wanted = max(1, policy.tile // padded)
+    if rule.tile:
+        wanted = max(1, rule.tile // padded)
         rows = _power_of_two_below(min(shape.max_rows, wanted) if order in ("one", "heads") else wanted)
         return make(rows=rows, columns=padded, warps=warps, per_core=per_core, order=order)
     if shape.backward:
@@ -691,25 +667,8 @@ def choose(shape: Shape, device: Device) -> CudaTiling:
     return make(columns=chunk, warps=warps, per_core=per_core, order=shape.order)
 
 
-def of_qkv(tiling: CudaTiling) -> CudaTiling:
-    """The tiling of one launch for q, k and v, from that for q."""
-    policy = QK_BACKWARD
-    rows = max(1, policy.tile // tiling.columns)
-    return dataclasses.replace(tiling, policy=policy, rows=rows, warps=policy.warps, per_core=policy.per_core)
-
-
-def programs_of_qkv(tiling: CudaTiling, n_outer: int, n_q_inner: int, n_k_inner: int) -> list[int]:
-    """The numbers of programs for q, k and v: in proportion to the bytes that they move, and not more than tiles."""
-    resident = tiling.device.vector_cores * tiling.per_core
-    heads, moved = (n_q_inner, n_k_inner, n_k_inner), (3 * n_q_inner, 3 * n_k_inner, 2 * n_k_inner)
-    return [
-        max(1, min(-(-n_outer * each // tiling.rows), resident * share // sum(moved)))
-        for each, share in zip(heads, moved, strict=True)
-    ]
-
-
 def _order(shape: Shape) -> str:
-    """How kernels number rows where a tile may have several: ORDER of kernels.py."""
+    """How kernels number rows where a tile may have several: ORDER of this page."""
     if not shape.per_head:
         return shape.order
     in_tokens = not shape.backward and shape.n_outer <= MAX_HEADS and shape.n_outer * shape.n_inner <= MAX_COUNTED_ROWS

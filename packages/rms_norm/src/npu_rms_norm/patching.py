@@ -36,8 +36,8 @@ from .call import CASTING_MODES
 from .reference import ACTIVATIONS
 
 
-class Way(NamedTuple):
-    """What one of our functions is called with.
+class Variant(NamedTuple):
+    """A variant of RMSNorm: what one of our functions is called with.
 
     Attributes:
         casting_mode, offset, dtype: see `rms_norm`.
@@ -70,33 +70,33 @@ class Formula:
     """How a class computes RMSNorm.
 
     Attributes:
-        ways: for the dtypes with which it does what our functions do.
+        variants: for the dtypes with which it does what our functions do.
         eps, weight: the attributes that it reads; of a weight None for no one.
         settings: its other attributes, with which it does so; WIDTH stands for a row's number of columns.
     """
 
-    ways: tuple[tuple[Dtypes, Way], ...]
+    variants: tuple[tuple[Dtypes, Variant], ...]
     eps: str
     weight: str | None = "weight"
     settings: tuple[tuple[str, Any], ...] = ()
-    table: dict[Dtypes, Way] = field(init=False, compare=False, repr=False)
+    table: dict[Dtypes, Variant] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "table", dict(self.ways))
+        object.__setattr__(self, "table", dict(self.variants))
 
 
 WIDTH = "the number of columns"
 FLOATS = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
 
 
-def _formula(way: Way, mixed: Way, eps: str) -> Formula:
+def _formula(variant: Variant, mixed: Variant, eps: str) -> Formula:
     pairs = [(x, weight, None) for x, weight in itertools.product(FLOATS, (*FLOATS, None))]
-    return Formula(tuple((pair, mixed if pair[1] not in (pair[0], None) else way) for pair in pairs), eps)
+    return Formula(tuple((pair, mixed if pair[1] not in (pair[0], None) else variant) for pair in pairs), eps)
 
 
-LLAMA = _formula(Way("llama"), Way("llama", weight="after"), "variance_epsilon")
-GEMMA = _formula(Way("gemma", 1.0), Way("gemma", 1.0), "eps")
-TORCH = _formula(Way("gemma"), Way("gemma"), "eps")
+LLAMA = _formula(Variant("llama"), Variant("llama", weight="after"), "variance_epsilon")
+GEMMA = _formula(Variant("gemma", 1.0), Variant("gemma", 1.0), "eps")
+TORCH = _formula(Variant("gemma"), Variant("gemma"), "eps")
 
 
 def patch(model: nn.Module) -> Patch:
@@ -141,7 +141,7 @@ def _recognise(module: nn.Module) -> Replacement | str | None:
     found = obstacle(module) or recognised(module)
     if isinstance(found, str):
         return found if is_called_norm else None
-    return Replacement(_patched(known, found), str(found.ways[0][1]))
+    return Replacement(_patched(known, found), str(found.variants[0][1]))
 
 
 def _may_be_a_norm(module: nn.Module) -> bool:
@@ -166,32 +166,32 @@ def applied(formula: Formula, norm: Any, x: Tensor, gate: Tensor | None = None) 
 
 
 def _computed(
-    ways: dict[Dtypes, Way], x: Tensor, weight: Tensor | None, eps: float | None, gate: Tensor | None
+    variants: dict[Dtypes, Variant], x: Tensor, weight: Tensor | None, eps: float | None, gate: Tensor | None
 ) -> Tensor | None:
-    way = ways.get((x.dtype, None if weight is None else weight.dtype, None if gate is None else gate.dtype))
-    if way is None:
+    variant = variants.get((x.dtype, None if weight is None else weight.dtype, None if gate is None else gate.dtype))
+    if variant is None:
         return None
     if eps is None:
         eps = torch.finfo(statistics_dtype(x.dtype)).eps  # as in torch.nn.functional.rms_norm
-    return _by_way(way, x, weight, eps, gate)
+    return _by_variant(variant, x, weight, eps, gate)
 
 
-def _by_way(way: Way, x: Tensor, weight: Tensor | None, eps: float, gate: Tensor | None) -> Tensor:
-    factor = None if way.weight in ("after", "none") or weight is None else weight
-    if way.weight == "summed" and factor is not None:
+def _by_variant(variant: Variant, x: Tensor, weight: Tensor | None, eps: float, gate: Tensor | None) -> Tensor:
+    factor = None if variant.weight in ("after", "none") or weight is None else weight
+    if variant.weight == "summed" and factor is not None:
         factor = 1.0 + factor
     factor, gate = _taken(factor, x), _taken(gate, x)
-    if way.columns is not None:
-        groups = (-1, way.columns)
+    if variant.columns is not None:
+        groups = (-1, variant.columns)
         x, factor, gate = x.unflatten(-1, groups), _in_groups(factor, groups), _in_groups(gate, groups)
-    options: dict[str, Any] = {"offset": way.offset, "casting_mode": way.casting_mode, "dtype": way.dtype}
+    options: dict[str, Any] = {"offset": variant.offset, "casting_mode": variant.casting_mode, "dtype": variant.dtype}
     if gate is None:
         y = rms_norm(x, factor, eps, **options)
     else:
-        options |= {"activation": way.activation, "norm_before_gate": way.norm_before_gate}
+        options |= {"activation": variant.activation, "norm_before_gate": variant.norm_before_gate}
         y = gated_rms_norm(x, gate, factor, eps, **options)
-    y = y if way.columns is None else y.flatten(-2)
-    return weight * y if way.weight == "after" else y
+    y = y if variant.columns is None else y.flatten(-2)
+    return weight * y if variant.weight == "after" else y
 
 
 def _taken(tensor: Tensor | None, x: Tensor) -> Tensor | None:
@@ -314,22 +314,22 @@ class _Probe:
             return "no RMSNorm that is known: it has no attribute with eps"
         for eps in eps_names:
             for weight in {self._weight: None, None: None}:
-                if ways := dict(self._ways(eps, weight)):
-                    if not self._reads_eps(ways, eps, weight):
+                if variants := dict(self._variants(eps, weight)):
+                    if not self._reads_eps(variants, eps, weight):
                         continue
-                    if not self._has_gradients(ways, eps, weight):
+                    if not self._has_gradients(variants, eps, weight):
                         return "no RMSNorm that is known: its gradients are others"
                     rest = [(name, value) for name, value in self._settings.items() if name != eps]
                     pinned = tuple(
                         (name, WIDTH if type(value) is int and value == self._width else value) for name, value in rest
                     )
-                    return Formula(tuple(ways.items()), eps, weight, pinned)
+                    return Formula(tuple(variants.items()), eps, weight, pinned)
         return "no RMSNorm that is known: rms_norm and gated_rms_norm give other values with each of their casting modes"
 
-    def _ways(self, eps: str, weight: str | None) -> Iterator[tuple[Dtypes, Way]]:
-        """The dtypes of x, weight and gate with the way that gives the same; none unless bf16 and fp32 alone have one."""
+    def _variants(self, eps: str, weight: str | None) -> Iterator[tuple[Dtypes, Variant]]:
+        """The dtypes of x, weight and gate with the variant that gives the same; none unless bf16 and fp32 have one."""
         for gated in self._gates:
-            found: dict[Dtypes, Way] = {}
+            found: dict[Dtypes, Variant] = {}
             for dtypes in self._dtypes(weight, gated):
                 x, factor, gate = self._numbers(dtypes)
                 theirs = self._original(x, factor, gate)
@@ -337,13 +337,15 @@ class _Probe:
                     (*found.values(), *self._candidates(weight, gated, next(iter(found.values()), None)))
                 )
                 given = (x, factor if weight else None, self._eps_of(eps, x), gate)
-                way = next((each for each in candidates if _is_same(theirs, _by_way(each, *given))), None)
-                if way is not None:
-                    found[dtypes] = way
+                variant = next((each for each in candidates if _is_same(theirs, _by_variant(each, *given))), None)
+                if variant is not None:
+                    found[dtypes] = variant
                 elif len(found) < 2:
                     break
             else:
-                if all(self._is_by_rows(way, dtypes, eps, weight) for dtypes, way in itertools.islice(found.items(), 1)):
+                if all(
+                    self._is_by_rows(variant, dtypes, eps, weight) for dtypes, variant in itertools.islice(found.items(), 1)
+                ):
                     yield from found.items()
 
     def _dtypes(self, weight: str | None, gated: bool) -> list[Dtypes]:
@@ -360,7 +362,7 @@ class _Probe:
             )
         )
 
-    def _candidates(self, weight: str | None, gated: bool, found: Way | None) -> Iterator[Way]:
+    def _candidates(self, weight: str | None, gated: bool, found: Variant | None) -> Iterator[Variant]:
         """Ways to try; once one is found, those with its columns and gate."""
         numbers = [value for value in self._settings.values() if type(value) is int and 0 < value < self._width]
         sizes = [size for each in numbers if self._width % each == 0 for size in (each, self._width // each)]
@@ -370,15 +372,15 @@ class _Probe:
         for (columns, gating), dtype, (offset, own), mode in itertools.product(
             of_rows, (None, torch.float32), weights, CASTING_MODES
         ):
-            yield Way(mode, offset, own, dtype, columns, *gating)
+            yield Variant(mode, offset, own, dtype, columns, *gating)
 
-    def _is_by_rows(self, way: Way, dtypes: Dtypes, eps: str, weight: str | None) -> bool:
+    def _is_by_rows(self, variant: Variant, dtypes: Dtypes, eps: str, weight: str | None) -> bool:
         """Whether the same is computed of tensors with fewer and with more dimensions, where the module takes them."""
         x, factor, gate = self._numbers(dtypes)
         for shape in ((-1, self._width), (3, 2, -1, self._width)):
             rows, gates = x.reshape(shape), None if gate is None else gate.reshape(shape)
             theirs = self._original(rows, factor, gates)
-            ours = _by_way(way, rows, factor if weight else None, self._eps_of(eps, x), gates)
+            ours = _by_variant(variant, rows, factor if weight else None, self._eps_of(eps, x), gates)
             if theirs is not None and not _is_same(theirs, ours):
                 return False
         return True
@@ -387,22 +389,22 @@ class _Probe:
         value: float | None = self._settings[eps]
         return torch.finfo(statistics_dtype(x.dtype)).eps if value is None else value
 
-    def _reads_eps(self, ways: dict[Dtypes, Way], eps: str, weight: str | None) -> bool:
+    def _reads_eps(self, variants: dict[Dtypes, Variant], eps: str, weight: str | None) -> bool:
         """Whether the module reads eps from its attribute of this name."""
-        dtypes, way = next((dtypes, way) for dtypes, way in ways.items() if dtypes[0] is torch.float32)
+        dtypes, variant = next((dtypes, variant) for dtypes, variant in variants.items() if dtypes[0] is torch.float32)
         x, factor, gate = self._numbers(dtypes)
         theirs = self._original(x, factor, gate, **{eps: 0.25})
-        return _is_same(theirs, _by_way(way, x, factor if weight else None, 0.25, gate))
+        return _is_same(theirs, _by_variant(variant, x, factor if weight else None, 0.25, gate))
 
-    def _has_gradients(self, ways: dict[Dtypes, Way], eps: str, weight: str | None) -> bool:
+    def _has_gradients(self, variants: dict[Dtypes, Variant], eps: str, weight: str | None) -> bool:
         """Whether gradients are the same; roundings are not seen in them."""
-        dtypes, way = next((dtypes, way) for dtypes, way in ways.items() if dtypes[0] is torch.float32)
+        dtypes, variant = next((dtypes, variant) for dtypes, variant in variants.items() if dtypes[0] is torch.float32)
         results = []
         for ours in (True, False):
             x, factor, gate = self._numbers(dtypes)
             wanted = [each.requires_grad_() for each in (x, factor if weight else None, gate) if each is not None]
             if ours:
-                y = _by_way(way, x, factor if weight else None, 0.25, gate)
+                y = _by_variant(variant, x, factor if weight else None, 0.25, gate)
             else:
                 y = self._original(x, factor, gate, **{eps: 0.25})
             if not y.requires_grad:

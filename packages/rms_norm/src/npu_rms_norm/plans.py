@@ -27,7 +27,6 @@ from .call import MAX_COUNTED_ROWS, Backward, Forward, Rounding, Shape
 from .cuda import CudaTiling
 from .wide import backward_shared_kernel, backward_wide_kernel, backward_wide_mean_kernel, forward_wide_kernel
 
-Tiling = AscendTiling | CudaTiling
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -44,7 +43,7 @@ class Rows(NamedTuple):
     """
 
     copied: bool
-    tiling: Tiling
+    tiling: AscendTiling | CudaTiling
     counts: tuple[int, int]
     strides: Mapping[str, tuple[int, int]]
     offset: float | None
@@ -81,7 +80,7 @@ def rows_of(call: Forward | Backward, tensors: Mapping[str, Slot | None], writte
     return Rows(copied, choose(shape, chip), (rows.n_outer, rows.n_inner), strides, offset)
 
 
-def choose(shape: Shape, chip: Device) -> Tiling:
+def choose(shape: Shape, chip: Device) -> AscendTiling | CudaTiling:
     """Kernel, tile and grid, from the first row of the chip's table that fits (Ascend) or matches the shape (CUDA).
 
     Raises:

@@ -9,6 +9,7 @@ Experimental: no model that `patch` knows keeps q, k and v in one projection for
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -19,9 +20,8 @@ from npu_tiling.plans import Plan, Slot
 from npu_tiling.rows import layout_of
 from torch import Tensor
 
-from . import cuda
 from .call import QK, Backward, Forward, QKBackward
-from .cuda import qk_backward_kernel
+from .cuda import QK_BACKWARD, qk_backward_kernel
 from .plans import Rows, backward, forward, rows_of
 
 NAME = "qk_rms_norm backward"
@@ -159,9 +159,16 @@ def _in_one_launch(p: Plan, norms: Sequence[Any], dv: Slot, into: Sequence[Any])
     if v_rows.strides[1] != k_rows.strides["dx"]:
         return None
     of_q: Any = q_rows.tiling
-    tiling = p.choose(NAME, cuda.of_qkv(of_q))
+    rows = max(1, QK_BACKWARD.tile // of_q.columns)
+    warps, per_core = QK_BACKWARD.warps, QK_BACKWARD.per_core
+    tiling = p.choose(NAME, dataclasses.replace(of_q, rule=QK_BACKWARD, rows=rows, warps=warps, per_core=per_core))
     (n_outer, n_q_inner), (_, n_k_inner) = q_rows.counts, k_rows.counts
-    n_q, n_k, n_v = cuda.programs_of_qkv(tiling, n_outer, n_q_inner, n_k_inner)
+    # Programs for q, k and v in proportion to the bytes that they move, and not more than tiles.
+    moved, resident = (3 * n_q_inner, 3 * n_k_inner, 2 * n_k_inner), p.chip.vector_cores * tiling.per_core
+    n_q, n_k, n_v = (
+        max(1, min(-(-n_outer * each // tiling.rows), resident * share // sum(moved)))
+        for each, share in zip((n_q_inner, n_k_inner, n_k_inner), moved, strict=True)
+    )
     dweights = [p.new(each.results()["dweight"]) for each in norms]
     sums = p.new(Empty((n_q + n_k, dv.shape[-1]), torch.float32) if any(dweights) else None)
     strides = {"dq": q_rows.strides["dy"], "dk": k_rows.strides["dy"], "dv": v_rows.strides[0]}

@@ -165,11 +165,11 @@ def fit(tiles: Sequence[Tile], blocks: Sequence[Block], device: Device) -> dict[
 
 
 @dataclass(frozen=True)
-class Way(Generic[ChoiceT]):
-    """One way to run a kernel.
+class Candidate(Generic[ChoiceT]):
+    """One of several tilings that a table offers for a launch, for `first_fit`.
 
     Attributes:
-        choice: what tells it from the other ways, for the caller.
+        choice: what tells it from the others, for the caller.
         tiles: what it keeps on chip.
         blocks: what may shrink, as `fit` takes them; none where all sizes are given.
     """
@@ -179,16 +179,16 @@ class Way(Generic[ChoiceT]):
     blocks: Sequence[Block] = ()
 
 
-def first_fit(ways: Iterable[Way[ChoiceT]], device: Device) -> tuple[ChoiceT, dict[str, int]]:
-    """The first of several ways, the best one first, that fits the device's Unified Buffer, and its block sizes.
+def first_fit(candidates: Iterable[Candidate[ChoiceT]], device: Device) -> tuple[ChoiceT, dict[str, int]]:
+    """The first of several candidates, the best one first, that fits the device's Unified Buffer, and its block sizes.
 
     Raises:
-        TileTooLargeError: none fits; the error is that of the last way.
+        TileTooLargeError: none fits; the error is that of the last one.
     """
-    error = TileTooLargeError("There is no way to run this kernel.")
-    for way in ways:
+    error = TileTooLargeError("There is no tiling for this kernel.")
+    for candidate in candidates:
         try:
-            return way.choice, fit(way.tiles, way.blocks, device)
+            return candidate.choice, fit(candidate.tiles, candidate.blocks, device)
         except TileTooLargeError as refused:
             error = refused
     raise error

@@ -402,7 +402,7 @@ def _steps(direction: str, plan: Plan) -> list[Step]:
 
 
 def _explained(direction: str, launch: Launch, later: Sequence[Any]) -> ExplainedLaunch:
-    tiling, constants = launch.decision.tiling, launch.spec.constants
+    tiling, constants = launch.decision.tiling, launch.decision.constants
     why, decided_at = _reason(tiling)
     numbers = {name: value for name, value in constants.items() if type(value) is int}
     blocks = {name: value for name, value in numbers.items() if _BLOCK.search(name)}
@@ -418,7 +418,7 @@ def _explained(direction: str, launch: Launch, later: Sequence[Any]) -> Explaine
         grid=launch.grid,
         blocks=blocks,
         flags={name: value for name, value in constants.items() if name not in blocks},
-        options=dict(launch.spec.options),
+        options=dict(launch.decision.options),
         memory=_memory_of(tiling),
         way=str(getattr(tiling, "way", "")),
         why=why,

@@ -41,8 +41,18 @@ def _number(key: Hashable) -> int:
     return _numbered.setdefault(key, next(_numbers))
 
 
-class Tiled:
-    """What a table of a package chooses for a launch: a tiling."""
+class Tiling:
+    """How a launch is cut up, as a table of a package chooses it.
+
+    Attributes:
+        way: the method that the table's row stands for; empty where there is one.
+        why: the reason for it.
+        decided_at: file and line of the row.
+    """
+
+    way: Any = ""
+    why: str = ""
+    decided_at: str = ""
 
     @property
     def constants(self) -> Mapping[str, Any]:
@@ -60,31 +70,33 @@ class Tiled:
 
 
 @dataclass(frozen=True, eq=False)
-class LaunchSpec:
-    """Everything of a launch that its tensors' addresses do not change: a plan keeps it.
+class Decision:
+    """A tiling that was chosen for one or more launches of a plan.
 
     Attributes:
-        launch: the tiling.
+        name: names the decision in `Plan.tiles` and `Plan.replaced`, in warnings and in errors.
+        tiling: what was chosen.
         constants: all of the kernel's `tl.constexpr` parameters, by name.
         options: compiler options.
-        key: equal for specs whose constants and options are equal.
-        flags: the constants that the tiling does not choose.
+        key: equal for decisions whose constants and options are equal.
+        first_step: the number of the first step that depends on the decision.
     """
 
-    launch: Any
+    name: str
+    tiling: Any
     constants: Mapping[str, Any]
     options: Mapping[str, Any]
     key: Hashable
-    flags: Mapping[str, Any]
+    first_step: int = 0
 
     @classmethod
-    def of(cls, launch: Tiled, flags: Mapping[str, Any]) -> LaunchSpec:
-        """A launch with its flags."""
-        constants, options = {**launch.constants, **flags}, launch.options
+    def of(cls, name: str, tiling: Tiling, flags: Mapping[str, Any], first_step: int = 0) -> Decision:
+        """That of a tiling; `flags`: the constants that the tiling does not choose."""
+        constants, options = {**tiling.constants, **flags}, tiling.options
         # With their types: 1, 1.0 and True are equal.
         values = (*constants.values(), *options.values())
         key = _number((tuple(constants), tuple(options), values, tuple(map(type, values))))
-        return cls(launch, constants, options, key, flags)
+        return cls(name, tiling, constants, options, key, first_step)
 
 
 replaced: dict[tuple[str, Any], Any] = {}
@@ -386,22 +398,22 @@ class Kernels:
         self,
         module: str,
         kernel: str,
-        spec: LaunchSpec,
+        decision: Decision,
         grid: int,
         tensors: Sequence[Any],
         scalars: tuple[int | float | None, ...],
     ) -> None:
-        """Launch `kernel` of `module`: tensors, then scalars, then the spec's constants (see `Launcher.__call__`)."""
+        """Launch `kernel` of `module`: tensors, then scalars, then the decision's constants (see `Launcher.__call__`)."""
         launcher = self._launchers.get((module, kernel))
         if launcher is None:
             launcher = self._launchers[module, kernel] = Launcher(self._import(module, kernel))
-        launcher(grid, tensors, scalars, spec.constants, spec.options, spec.key)
+        launcher(grid, tensors, scalars, decision.constants, decision.options, decision.key)
 
     def direct_call(
         self,
         module: str,
         kernel: str,
-        spec: LaunchSpec,
+        decision: Decision,
         grid: int,
         device: torch.device,
         dtypes: Sequence[Any],
@@ -409,7 +421,7 @@ class Kernels:
     ) -> tuple[DirectCall, Watchers] | None:
         """How `launch` would call the kernel without Triton's JIT (see `Launcher.direct_call`)."""
         launcher = self._launchers.get((module, kernel))
-        return None if launcher is None else launcher.direct_call(spec.key, grid, device, dtypes, scalars)
+        return None if launcher is None else launcher.direct_call(decision.key, grid, device, dtypes, scalars)
 
     def _import(self, module: str, kernel: str) -> Any:
         found = getattr(import_kernels(f"{self.package}.{module}", self._distribution), kernel)

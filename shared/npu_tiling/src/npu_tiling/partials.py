@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from .budget import ALL_TILES, FP32, Block, Tile, fit, here, persistent_grid, power_of_two, round_up
 from .chips import Device
 from .device import tl, triton
-from .launch import Tiled
+from .launch import Tiling
 from .plans import Plan, Slot
 
 
@@ -75,7 +75,7 @@ CUDA_TILES: tuple[tuple[int, int, int, str], ...] = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class SumTiling(Tiled):
+class SumTiling(Tiling):
     """Tile and grid of the launch that adds partial sums [n, width] over n.
 
     Attributes:

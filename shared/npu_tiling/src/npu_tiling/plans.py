@@ -25,7 +25,7 @@ from .budget import place_in
 from .calls import ALIGNMENT, Empty, flat
 from .chips import dry_runs
 from .dispatch import allocator
-from .launch import Kernels, LaunchSpec, current_device, kernels_of
+from .launch import Decision, Kernels, current_device, kernels_of
 from .rows import is_contiguous
 
 
@@ -150,25 +150,6 @@ class Torch(NamedTuple):
     asked: Asked
 
 
-@dataclass(frozen=True)
-class Decision:
-    """A tiling that was chosen for one or more launches.
-
-    Attributes:
-        name: names the decision in `Plan.tiles` and `Plan.replaced`, in warnings and in errors.
-        spec: the tiling, its constants and its compiler options.
-        first_step: the number of the first step that depends on the decision.
-    """
-
-    name: str
-    spec: LaunchSpec
-    first_step: int
-
-    @property
-    def tiling(self) -> Any:
-        return self.spec.launch
-
-
 class Launch(NamedTuple):
     """Launch a kernel.
 
@@ -191,11 +172,6 @@ class Launch(NamedTuple):
     slots: tuple[Given, ...]
     numbers: tuple[Number, ...]
     asked: Asked
-
-    @property
-    def spec(self) -> LaunchSpec:
-        """Tiling, constants and compiler options."""
-        return self.decision.spec
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -325,13 +301,13 @@ class Plan:
 
         Args:
             decision: its name; `launch` takes it too.
-            tiling: what the tables chose, a `Tiled`.
+            tiling: what the tables chose.
             flags: the kernel's constants that do not follow from the tiling.
         """
         tiling = self.tiles.get(decision, tiling)
         while self.replaced and (decision, tiling) in self.replaced:
             tiling = self.replaced[decision, tiling]
-        self.decisions[decision] = Decision(decision, LaunchSpec.of(tiling, flags or {}), len(self.steps))
+        self.decisions[decision] = Decision.of(decision, tiling, flags or {}, len(self.steps))
         return tiling
 
     def launch(
@@ -359,7 +335,7 @@ class Plan:
         chosen = self.decisions[decision]
         module, name, parameters, constants = signature_of(kernel)
         tensors = {**reads, **writes}
-        given = {*tensors, *sizes, *chosen.spec.constants}
+        given = {*tensors, *sizes, *chosen.constants}
         if given != {*parameters, *constants}:
             wanted = {*parameters, *constants}
             raise TypeError(f"{module}.{name}: missing {sorted(wanted - given)}, unknown {sorted(given - wanted)}.")
@@ -461,7 +437,7 @@ def run_plan(
             try:
                 given = [_filled(each, memory) for each in step.slots]
                 numbers = tuple([_number(each, memory) for each in step.numbers])
-                step.kernels.launch(step.module, step.kernel, step.spec, step.grid, given, numbers)
+                step.kernels.launch(step.module, step.kernel, step.decision, step.grid, given, numbers)
             except Exception as error:
                 plan, i = _with_smaller_tiling(plan, step, i, error, again)
                 ends = plan.last_uses()
@@ -596,7 +572,7 @@ def _direct_call(step: Launch, device: torch.device) -> Any:
     if any(slot.start * slot.dtype.itemsize % ALIGNMENT for slot in slots_in(step.slots)):
         return None
     dtypes = [_dtype(each) for each in step.slots]
-    return step.kernels.direct_call(step.module, step.kernel, step.spec, step.grid, device, dtypes, step.numbers)
+    return step.kernels.direct_call(step.module, step.kernel, step.decision, step.grid, device, dtypes, step.numbers)
 
 
 def _dtype(given: Given) -> Any:

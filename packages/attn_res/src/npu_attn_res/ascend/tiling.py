@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from npu_tiling import Block, Device, Tile, TileTooLargeError, UnifiedBufferError, fit, footprint
 from npu_tiling.budget import FP32, INT32_END, equal_blocks, here, round_up
 
-from ..shape import KERNEL_OF_TASK, Kernel, Shape, Task, Tiling
+from ..shape import KERNEL_OF_TASK, Kernel, Shape, Task, TokenTiling
 
 
 class Way(Enum):
@@ -51,7 +51,7 @@ class Bytes(NamedTuple):
     column: int = 0
 
 
-class Footprint(NamedTuple):
+class Rule(NamedTuple):
     """One way to run one kind of launch.
 
     Bytes are the larger total that CANN 8.5 or 9.0 prints when it refuses a tile; for _BACKWARD_BY_TOKEN more, see there.
@@ -87,9 +87,9 @@ class Footprint(NamedTuple):
         return [*tiles, Tile("weights", (1, columns), column)] if column else tiles
 
 
-def _row(way: Way, *sizes: tuple[int, int] | int, floors: float) -> Footprint:
+def _row(way: Way, *sizes: tuple[int, int] | int, floors: float) -> Rule:
     a16, a32, b16, b32 = (Bytes(*size) if isinstance(size, tuple) else Bytes(size) for size in sizes)
-    return Footprint(way, a16, a32, b16, b32, floors, here(2))
+    return Rule(way, a16, a32, b16, b32, floors, here(2))
 
 
 # fmt: off
@@ -156,7 +156,7 @@ _TABLES = {
 }
 
 
-def ways(shape: Shape) -> tuple[Footprint, ...]:
+def rules(shape: Shape) -> tuple[Rule, ...]:
     """The ways to run a launch, in the order in which they are tried."""
     if shape.task == Task.FORWARD:
         return _FORWARD_PREFIX if shape.prefix else _FORWARD_NORMALISED if shape.normalised else _FORWARD
@@ -190,7 +190,7 @@ _BACKWARD_ROW_KERNEL = Kernel("attn_res_backward_row_kernel", ("D", "BLOCK_D", "
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class AscendTiling(Tiling):
+class AscendTiling(TokenTiling):
     """The tile of a launch on Ascend; a program for each vector core."""
 
     way: Way
@@ -215,7 +215,7 @@ class AscendTiling(Tiling):
     @property
     def ub_bytes(self) -> int:
         """Declared bytes of Unified Buffer."""
-        row = next(row for row in ways(self.shape) if row.way is self.way)
+        row = next(row for row in rules(self.shape) if row.way is self.way)
         tiles = row.tiles(self.shape, self.device, self.block_d, self.block_m * self.block_s)
         return footprint(tiles, {}, self.device)
 
@@ -225,7 +225,7 @@ class AscendTiling(Tiling):
         The last one for whole rows has block_d < D: `has_whole_rows` is then False, and the caller takes another way.
         """
         shape = self.shape
-        single = [row for row in ways(shape) if row.way.has_one_row]
+        single = [row for row in rules(shape) if row.way.has_one_row]
         if self.block_m > 1:
             rows = self.block_m // 2
             if rows == 1 and single:
@@ -248,7 +248,7 @@ def choose(shape: Shape, device: Device) -> AscendTiling | None:
         UnifiedBufferError: not even the smallest block of columns fits.
     """
     error, refusals = None, []
-    for row in ways(shape):
+    for row in rules(shape):
         try:
             blocks = _blocks(row, shape, device)
         except UnifiedBufferError as refused:
@@ -265,7 +265,7 @@ def choose(shape: Shape, device: Device) -> AscendTiling | None:
     return None
 
 
-def _blocks(row: Footprint, shape: Shape, device: Device) -> dict[str, int] | None:
+def _blocks(row: Rule, shape: Shape, device: Device) -> dict[str, int] | None:
     """The largest tile of a way; None where rows cannot share one. Raises `UnifiedBufferError` where none fits."""
     padded = round_up(shape.width, _unit(shape, device))
     if shape.takes_columns:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from npu_tiling import ALL_TILES, Device
 from npu_tiling.budget import WARP, equal_chunks, here, power_of_two, register_cap, row_options
 
-from ..shape import KERNEL_OF_TASK, LAYER_CONSTANTS, Kernel, Shape, Task, Tiling
+from ..shape import KERNEL_OF_TASK, LAYER_CONSTANTS, Kernel, Shape, Task, TokenTiling
 
 
 class Way(Enum):
@@ -170,7 +170,7 @@ _COOPERATING = Kernel(
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class CudaTiling(Tiling):
+class CudaTiling(TokenTiling):
     """The tile of a launch on CUDA.
 
     Attributes:

@@ -25,7 +25,7 @@ from npu_tiling import Device, Tile, UnifiedBufferError, fit, footprint, persist
 from npu_tiling.budget import FP32, INT32_END, Block, equal_blocks, here, power_of_two, round_up
 from npu_tiling.calls import Empty
 from npu_tiling.device import tl, triton
-from npu_tiling.launch import Tiled
+from npu_tiling.launch import Tiling
 from npu_tiling.partials import add_partials
 from npu_tiling.plans import Plan
 from npu_tiling.rows import layout_of
@@ -287,7 +287,7 @@ _BYTES = {
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class KeysTiling(Tiled):
+class KeysTiling(Tiling):
     """A tile of the sources of a token.
 
     Attributes:

@@ -260,16 +260,16 @@ def bags(p: Plan, call: Bags) -> tuple[Slot]:
     shape = RowShape(width=width, itemsize=call.dtype.itemsize, device=p.chip)
     longest = n // call.n_bags if call.offsets is None else n  # ids of a bag at most
     part = cuda.PART if on_cuda and longest > cuda.PART else 0
-    launch: Any
+    chosen: Any
     if on_cuda:
         flags["PART"] = part
         several = call.offsets is not None or bool(part)
-        launch = cuda.norm_launch(shape, BLOCK_M=1) if norm else cuda.bags_launch(shape, several=several)
+        chosen = cuda.norm_tiling(shape, BLOCK_M=1) if norm else cuda.bags_tiling(shape, several=several)
     else:  # decoding of e4m3 takes more tiles of the Unified Buffer than all else
         flags["SINGLE"] = n == call.n_bags
         by_row = label == "e4m3" or (call.offsets is not None and not norm)
-        launch = ascend.bags_launch(shape) if by_row else ascend.bag_tiles_launch(shape)
-    tiling = p.choose("embedding bags", launch, flags)
+        chosen = ascend.bags_tiling(shape) if by_row else ascend.bag_tiles_tiling(shape)
+    tiling = p.choose("embedding bags", chosen, flags)
     if norm and tiling.column_blocks > 1:
         (rows,) = bags(p, call._replace(eps=None, dtype=torch.float32))
         p.torch(_normalise, out, rows, call.indices, call.first_row, n_rows, call.eps, writes=[out])
@@ -297,7 +297,7 @@ def bags(p: Plan, call: Bags) -> tuple[Slot]:
         sizes=sizes | {"n_total": call.n_total, "s_weight": weight.strides[0]},
     )
     if part:
-        tiling = p.choose("embedding bags, parts", cuda.parts_launch(shape), {"MEAN": call.mean, "PART": part})
+        tiling = p.choose("embedding bags, parts", cuda.parts_tiling(shape), {"MEAN": call.mean, "PART": part})
         p.launch(
             cuda.add_parts_kernel,
             "embedding bags, parts",
@@ -320,9 +320,9 @@ def spread(p: Plan, call: Spread) -> tuple[Slot | None, Slot | None]:
         return None if dx is None else fill(p, dx, 0), None if dsample is None else fill(p, dsample, 0)
     if p.chip.kind == "cuda":
         page: Any = cuda
-        choose = cuda.norm_launch if norm else cuda.spread_launch
+        choose = cuda.norm_tiling if norm else cuda.spread_tiling
     else:
-        page, choose = ascend, ascend.spread_tiles_launch if norm else ascend.spread_launch
+        page, choose = ascend, ascend.spread_tiles_tiling if norm else ascend.spread_tiling
     shape = RowShape(width=width, itemsize=call.dy.dtype.itemsize, device=p.chip)
     tiling = p.choose("embedding bags backward", choose(shape), {"MEAN": call.mean, "NORM": norm})
     if norm and tiling.column_blocks > 1:

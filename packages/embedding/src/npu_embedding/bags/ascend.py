@@ -12,7 +12,7 @@ from npu_tiling.budget import FP32, here
 from npu_tiling.device import tl, triton
 
 from ..formula import block_columns
-from ..rows import RowKernel, RowLaunch, RowShape, fills_units, largest_tile, tile_rows
+from ..rows import RowKernel, RowShape, RowTiling, fills_units, largest_tile, tile_rows
 from .cuda import decode, id_at, normalise, normalise_backward, spread_bag, sum_bag
 
 
@@ -194,12 +194,12 @@ def spread_bags_kernel(
             )  # fmt: skip
 
 
-def bags_launch(shape: RowShape) -> RowLaunch:
+def bags_tiling(shape: RowShape) -> RowTiling:
     """Blocks of a look-up of bags between offsets. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
     return largest_tile(BAGS, shape, None, why="rows of a bag are added one by one", decided_at=here())
 
 
-def spread_launch(shape: RowShape) -> RowLaunch:
+def spread_tiling(shape: RowShape) -> RowTiling:
     """Blocks of the backward of bags up to dx and dsample. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
     return largest_tile(SPREAD, shape, None, why="rows of a bag are written one by one", decided_at=here())
 
@@ -219,29 +219,29 @@ BAGS = RowKernel(
     "sum_bags_kernel, bag by bag", _row("row and result", 4, "sum, and fp32 of a row in decoding", 8), flag="TILES"
 )
 BAG_TILES = RowKernel(
-    "sum_bags_kernel", _tile("rows and results", 4, "sums, and fp32 of rows"), flag="TILES", row_by_row=bags_launch
+    "sum_bags_kernel", _tile("rows and results", 4, "sums, and fp32 of rows"), flag="TILES", row_by_row=bags_tiling
 )
 SPREAD = RowKernel(
     "spread_bags_kernel, bag by bag", _row("row, dy and dx", 6, "fp32: row, dy, product, dx", 4), flag="TILES"
 )
 SPREAD_TILES = RowKernel(
-    "spread_bags_kernel", _tile("rows, dy and dx", 6, "fp32: rows, dy, products"), flag="TILES", row_by_row=spread_launch
+    "spread_bags_kernel", _tile("rows, dy and dx", 6, "fp32: rows, dy, products"), flag="TILES", row_by_row=spread_tiling
 )
 
 
-def bag_tiles_launch(shape: RowShape) -> RowLaunch:
+def bag_tiles_tiling(shape: RowShape) -> RowTiling:
     """Blocks of a look-up of bags of equally many ids. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
-    return _whole_rows(BAG_TILES, shape) or bags_launch(shape)
+    return _whole_rows(BAG_TILES, shape) or bags_tiling(shape)
 
 
-def spread_tiles_launch(shape: RowShape) -> RowLaunch:
+def spread_tiles_tiling(shape: RowShape) -> RowTiling:
     """Blocks of the backward of normalised rows. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
-    return _whole_rows(SPREAD_TILES, shape) or spread_launch(shape)
+    return _whole_rows(SPREAD_TILES, shape) or spread_tiling(shape)
 
 
-def _whole_rows(kernel: RowKernel, shape: RowShape) -> RowLaunch | None:
+def _whole_rows(kernel: RowKernel, shape: RowShape) -> RowTiling | None:
     """Tiles of at least two whole rows, which the compiler moves at once; None where there are none."""
     if not fills_units(shape.width, shape):
         return None
-    launch = largest_tile(kernel, shape, tile_rows(shape), why="the rows of several bags move at once", decided_at=here())
-    return launch if launch.block_n == shape.width else None
+    tiling = largest_tile(kernel, shape, tile_rows(shape), why="the rows of several bags move at once", decided_at=here())
+    return tiling if tiling.block_n == shape.width else None

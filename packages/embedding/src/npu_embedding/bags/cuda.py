@@ -27,7 +27,7 @@ from npu_tiling.budget import here, power_of_two
 from npu_tiling.device import tl, triton
 
 from ..lookup.cuda import COPIES
-from ..rows import Blocks, Launch, RowShape
+from ..rows import Blocks, CountTiling, RowShape
 
 BAGS = Blocks(256, 4096, 1, "several rows of a bag are under way at a time, and are added in order", here())
 
@@ -357,29 +357,29 @@ def spread_bags_kernel(
         )  # fmt: skip
 
 
-def bags_launch(shape: RowShape, *, several: bool) -> Launch:
+def bags_tiling(shape: RowShape, *, several: bool) -> CountTiling:
     """Blocks of a look-up of bags on CUDA; `several`: bags may have many ids, so that their rows are under way together."""
-    return BAGS.launch(shape, {"BLOCK_M": _rows_under_way(shape)}) if several else COPIES.launch(shape, {"BLOCK_M": 1})
+    return BAGS.tiling(shape, {"BLOCK_M": _rows_under_way(shape)}) if several else COPIES.tiling(shape, {"BLOCK_M": 1})
 
 
-def parts_launch(shape: RowShape) -> Launch:
+def parts_tiling(shape: RowShape) -> CountTiling:
     """Blocks of the sums of long bags on CUDA, of partial sums: rows in fp32."""
-    return BAGS.launch(shape, {"BLOCK_M": _rows_under_way(shape), "BLOCK_B": _LOOKED_AT}, per_program=_LOOKED_AT)
+    return BAGS.tiling(shape, {"BLOCK_M": _rows_under_way(shape), "BLOCK_B": _LOOKED_AT}, per_program=_LOOKED_AT)
 
 
 def _rows_under_way(shape: RowShape) -> int:
     return min(_UNDER_WAY, BAGS.rows(BAGS.columns(shape) * shape.itemsize))
 
 
-def spread_launch(shape: RowShape) -> Launch:
+def spread_tiling(shape: RowShape) -> CountTiling:
     """Blocks of the backward of bags up to dx and dsample, on CUDA."""
-    return COPIES.launch(shape, {})
+    return COPIES.tiling(shape, {})
 
 
-def norm_launch(shape: RowShape, **blocks: int) -> Launch:
+def norm_tiling(shape: RowShape, **blocks: int) -> CountTiling:
     """Blocks of rows that are normalised, on CUDA: a row is a block, up to so many columns. `blocks`: more constants."""
     columns = min(power_of_two(shape.width), _NORM_COLUMNS)
-    return Launch(
+    return CountTiling(
         device=shape.device,
         blocks=(("N", shape.width), ("BLOCK_N", columns), *blocks.items()),
         column_blocks=ceil(shape.width / columns),

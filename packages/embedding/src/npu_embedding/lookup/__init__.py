@@ -37,7 +37,7 @@ def forward(p: Plan, call: Forward) -> tuple[Slot]:
         return (out,)
     page, weight = cuda if p.chip.kind == "cuda" else ascend, dense_rows(p, call.weight)
     shape = RowShape(width=width, itemsize=weight.dtype.itemsize, device=p.chip)
-    tiling = p.choose("embedding forward", page.gather_launch(shape), {"NAN": NAN_BITS[weight.dtype]})
+    tiling = p.choose("embedding forward", page.gather_tiling(shape), {"NAN": NAN_BITS[weight.dtype]})
     first, s_weight = call.first_row, weight.strides[0]
     p.launch(
         page.gather_rows_kernel,

@@ -35,11 +35,11 @@ from ..rows import (
     INT64,
     MIN_CHUNK,
     TILE_BYTES,
+    CountTiling,
     Gradient,
-    Launch,
     RowKernel,
-    RowLaunch,
     RowShape,
+    RowTiling,
     Way,
     fills_units,
     largest_tile,
@@ -345,7 +345,7 @@ SUMS = RowKernel("sum_rows_kernel", _sums_tiles)
 PARTIALS = RowKernel("add_partials_kernel", _partials_tiles, has_rows=False)
 
 
-def gather_launch(shape: RowShape) -> RowLaunch:
+def gather_tiling(shape: RowShape) -> RowTiling:
     """Blocks of the look-up. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
     moves_tiles = fills_units(shape.width, shape)
     why, decided_at = "a tile of rows moves at once", here()
@@ -357,26 +357,28 @@ def gather_launch(shape: RowShape) -> RowLaunch:
     return largest_tile(GATHER, shape, tile_rows(shape), moves_tiles=moves_tiles, why=why, decided_at=decided_at)
 
 
-def sums_launch(shape: RowShape) -> RowLaunch:
+def sums_tiling(shape: RowShape) -> RowTiling:
     """Blocks of the gradient's sums and zeros. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
     # One row of zeros alone takes the double buffers of the sums from CANN 9.1 on an Ascend950.
     why = "rows are added one by one; zeros between them are long stores"
     return largest_tile(SUMS, shape, tile_rows(shape, _ZEROS_BYTES), why=why, decided_at=here())
 
 
-def partials_launch(shape: RowShape) -> RowLaunch:
+def partials_tiling(shape: RowShape) -> RowTiling:
     """Blocks of the gradient's partial sums. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
     return largest_tile(PARTIALS, shape, None, why="rows are added one by one", decided_at=here())
 
 
-def chunks(sums: Launch, n: int) -> int:
+def chunks(sums: CountTiling, n: int) -> int:
     """Pieces that n sorted positions and rows are cut in: as many as run at once, each through one block of columns."""
     return max(1, min(sums.device.vector_cores // sums.column_blocks, ceil(n / MIN_CHUNK)))
 
 
-def slots_launch(device: Device) -> Launch:
-    """The launch that finds slots of a sparse gradient."""
-    return Launch(device=device, blocks=SORT, per_program=BLOCK, why=f"{BLOCK} keys are searched at once", decided_at=here())
+def slots_tiling(device: Device) -> CountTiling:
+    """That of the launch that finds slots of a sparse gradient."""
+    return CountTiling(
+        device=device, blocks=SORT, per_program=BLOCK, why=f"{BLOCK} keys are searched at once", decided_at=here()
+    )
 
 
 def backward(p: Plan, gradient: Gradient, dweight: Slot, way: Way) -> None:
@@ -392,7 +394,7 @@ def slots(p: Plan, gradient: Gradient) -> tuple[Slot, Slot, Slot]:
     p.launch(
         find_slots_kernel,
         name,
-        p.choose(name, slots_launch(p.chip)).grid(n),
+        p.choose(name, slots_tiling(p.chip)).grid(n),
         reads={"p_sorted": keys},
         writes={"p_slot": slot, "p_row": rows},
         sizes={"n": n, "n_rows": gradient.n_rows, "i_no_row": max(gradient.padding, 0), "n_steps": n.bit_length()},
@@ -408,7 +410,7 @@ def sum_slots(p: Plan, gradient: Gradient, values: Slot, slot: Slot, order: Slot
 def _sum_runs(p: Plan, gradient: Gradient, dweight: Slot, keys: Slot, order: Slot, key_of_row_0: int) -> None:
     """Adds the steps that write every row r: the sum of the run of key_of_row_0 + r, zeros where it has none."""
     (n_rows, width), n, name = dweight.shape, keys.numel(), "embedding backward, sums"
-    tiling = p.choose(name, sums_launch(gradient.shape(p.chip)), gradient.flags)
+    tiling = p.choose(name, sums_tiling(gradient.shape(p.chip)), gradient.flags)
     n_chunks = chunks(tiling, n + n_rows)
     partials = p.new(Empty((2, n_chunks, width), FLOAT))
     sizes: dict[str, Any] = {"n": n, "n_rows": n_rows, "n_chunks": n_chunks, "key_of_row_0": key_of_row_0}
@@ -424,7 +426,7 @@ def _sum_runs(p: Plan, gradient: Gradient, dweight: Slot, keys: Slot, order: Slo
     if n_chunks == 1:
         return
     name, flags = "embedding backward, partial sums", {"SCALE_BY_COUNT": gradient.scale_by_count}
-    tiling = p.choose(name, partials_launch(gradient.shape(p.chip)), flags)
+    tiling = p.choose(name, partials_tiling(gradient.shape(p.chip)), flags)
     p.launch(
         add_partials_kernel,
         name,

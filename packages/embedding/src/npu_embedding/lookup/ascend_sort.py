@@ -27,7 +27,7 @@ from npu_tiling.calls import Empty
 from npu_tiling.device import tl, triton
 from npu_tiling.plans import Plan, Slot
 
-from ..rows import INT32, INT64, Gradient, Launch, Rule, Way
+from ..rows import INT32, INT64, CountTiling, Gradient, Rule, Way
 
 KEY_OF_ROW_0 = 0x00800000
 _MAX_ROWS = 2**31 - 2**24 - 3  # of a table: their keys, and three more, are finite
@@ -270,9 +270,9 @@ def merge_runs_kernel(
     )
 
 
-def sort_launch(device: Device) -> Launch:
-    """The launch that sorts runs of indices, and those that merge them."""
-    return WAYS[0].launch(device, dict(SORT), 1)
+def sort_tiling(device: Device) -> CountTiling:
+    """That of the launch that sorts runs of indices, and of those that merge them."""
+    return WAYS[0].tiling(device, dict(SORT), 1)
 
 
 def sorted_runs(blocks: int, device: Device) -> tuple[int, int]:
@@ -305,7 +305,7 @@ def sorted_keys(p: Plan, gradient: Gradient) -> tuple[Slot, Slot]:
     if is_long:  # its halves
         indices = p.view(indices, (2 * n,), (1,), dtype=INT32)
     name = "embedding backward, sort"
-    tiling = p.choose(name, sort_launch(p.chip), flags={"LONG": is_long, **wide})
+    tiling = p.choose(name, sort_tiling(p.chip), flags={"LONG": is_long, **wide})
     p.launch(
         sort_runs_kernel,
         name,
@@ -318,7 +318,7 @@ def sorted_keys(p: Plan, gradient: Gradient) -> tuple[Slot, Slot]:
         keys, order = (p.view(each, (places,), (1,), rounds * places) for each in (keys, order))
     name = "embedding backward, merges"
     if run < blocks:
-        tiling = p.choose(name, sort_launch(p.chip), flags=wide)
+        tiling = p.choose(name, sort_tiling(p.chip), flags=wide)
     while run < blocks:
         merged_keys, merged_order = (p.new(Empty((places,), INT32)) for _ in range(2))
         p.launch(

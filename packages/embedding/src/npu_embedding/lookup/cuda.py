@@ -26,7 +26,7 @@ from npu_tiling.device import tl, triton
 from npu_tiling.plans import Plan, Slot
 
 from ..formula import column_block, dy_offset, load_row, store_row
-from ..rows import FLOAT, MIN_CHUNK, Blocks, Gradient, Launch, RowShape, Way
+from ..rows import FLOAT, MIN_CHUNK, Blocks, CountTiling, Gradient, RowShape, Way
 from .cuda_sort import RULE_OF, SEARCHED, Sorted, load_keys, sorted_rows, sorted_slots
 
 
@@ -351,38 +351,38 @@ _BITS = 32  # of a number that says which rows of zeros are none
 _BORDERS = 16  # between chunks, that a program of the launch of partial sums looks at
 
 
-def gather_launch(shape: RowShape) -> Launch:
+def gather_tiling(shape: RowShape) -> CountTiling:
     """Blocks of the look-up."""
     columns = COPIES.columns(shape)
     rows = COPIES.rows(columns * shape.itemsize) if columns <= _ROW_COLUMNS else 1
-    return COPIES.launch(shape, {"BLOCK_M": rows}, per_program=rows)
+    return COPIES.tiling(shape, {"BLOCK_M": rows}, per_program=rows)
 
 
-def sums_launch(shape: RowShape) -> Launch:
+def sums_tiling(shape: RowShape) -> CountTiling:
     """Blocks of the gradient's sums and zeros; a program fills `per_program` rows with zeros."""
     rows = power_of_two(max(1, min(_MAX_ZERO_ROWS, _ZEROS_BYTES // (shape.width * shape.itemsize))))
     warps = max(1, min(_SUMS.max_warps, _SUMS.columns(shape) * shape.itemsize // _SUMS.warp_bytes))
-    return _SUMS.launch(shape, {"ZERO_M": rows, "ZERO_N": _zero_columns(shape, warps)}, per_program=rows, warps=warps)
+    return _SUMS.tiling(shape, {"ZERO_M": rows, "ZERO_N": _zero_columns(shape, warps)}, per_program=rows, warps=warps)
 
 
-def chunks(sums: Launch, n: int) -> int:
+def chunks(sums: CountTiling, n: int) -> int:
     """Pieces that n sorted positions are cut in, each through one block of columns."""
     resident = sums.device.vector_cores * _WARPS_PER_CORE // sums.warps // sums.column_blocks
     return max(1, min(_WAVES * resident, ceil(n / MIN_CHUNK)))
 
 
-def partials_launch(shape: RowShape) -> Launch:
+def partials_tiling(shape: RowShape) -> CountTiling:
     """Blocks of the gradient's partial sums; a program looks at `per_program` borders between chunks."""
     blocks = {"BLOCK_C": _BORDERS, "BLOCK_P": _PARTIALS.rows(_PARTIALS.columns(shape) * FP32)}
-    return _PARTIALS.launch(shape, blocks, per_program=_BORDERS)
+    return _PARTIALS.tiling(shape, blocks, per_program=_BORDERS)
 
 
-def search_launch(shape: RowShape) -> Launch:
+def search_tiling(shape: RowShape) -> CountTiling:
     """Blocks of the gradient of few indices; a program fills `per_program` rows with zeros."""
     blocks = {"BLOCK_M": SEARCHED, "BLOCK_K": _SEARCH.rows(_SEARCH.columns(shape) * FP32)}
     blocks |= {"ZERO_M": _BITS, "ZERO_N": _zero_columns(shape, _SEARCH.max_warps)}
-    rule, launch = RULE_OF[Way.SEARCHED], _SEARCH.launch(shape, blocks, per_program=_BITS)
-    return dataclasses.replace(launch, way=rule.way, why=rule.why, decided_at=rule.decided_at)
+    rule, tiling = RULE_OF[Way.SEARCHED], _SEARCH.tiling(shape, blocks, per_program=_BITS)
+    return dataclasses.replace(tiling, way=rule.way, why=rule.why, decided_at=rule.decided_at)
 
 
 def _zero_columns(shape: RowShape, warps: int) -> int:
@@ -405,7 +405,7 @@ def sum_slots(p: Plan, gradient: Gradient, values: Slot, slot: Slot, order: Slot
 
 def _sum_searched(p: Plan, gradient: Gradient, dweight: Slot) -> None:
     name = "embedding backward, searched"
-    tiling = p.choose(name, search_launch(gradient.shape(p.chip)), flags=gradient.flags)
+    tiling = p.choose(name, search_tiling(gradient.shape(p.chip)), flags=gradient.flags)
     sums = gradient.indices.numel() * tiling.column_blocks
     p.launch(
         sum_searched_kernel,
@@ -420,7 +420,7 @@ def _sum_searched(p: Plan, gradient: Gradient, dweight: Slot) -> None:
 def _sum_sorted(p: Plan, gradient: Gradient, dweight: Slot, indices: Sorted) -> None:
     """Adds the steps that write the sums of rows that have a gradient, and zeros in those that have no mark."""
     (n_rows, width), name = dweight.shape, "embedding backward, sums"
-    tiling = p.choose(name, sums_launch(gradient.shape(p.chip)), flags=gradient.flags)
+    tiling = p.choose(name, sums_tiling(gradient.shape(p.chip)), flags=gradient.flags)
     n_chunks = chunks(tiling, gradient.indices.numel())
     partials = p.new(Empty((2, n_chunks, width), FLOAT))
     sorted_ = {"p_sorted": indices.rows, "p_inside": indices.inside}
@@ -435,7 +435,7 @@ def _sum_sorted(p: Plan, gradient: Gradient, dweight: Slot, indices: Sorted) -> 
     if n_chunks == 1:
         return
     name, flags = "embedding backward, partial sums", {"SCALE_BY_COUNT": gradient.scale_by_count}
-    tiling = p.choose(name, partials_launch(gradient.shape(p.chip)), flags=flags)
+    tiling = p.choose(name, partials_tiling(gradient.shape(p.chip)), flags=flags)
     p.launch(
         add_partials_kernel,
         name,

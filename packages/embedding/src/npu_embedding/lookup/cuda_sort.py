@@ -18,7 +18,7 @@ from npu_tiling.device import tl, triton
 from npu_tiling.plans import Plan, Slot
 
 from ..call import NO_ROW
-from ..rows import INT8, INT32, INT64, Gradient, Launch, Rule, Way, fill, sorted_numbers
+from ..rows import INT8, INT32, INT64, CountTiling, Gradient, Rule, Way, fill, sorted_numbers
 
 # The most indices, and the most elements of dy, for which no sort is made. Each program looks through all indices and sums
 # 128 columns. One launch and four, on an H200: 1024 x 256 take as long, 64 x 768 .008 and .015 ms, 1024 x 768 .041 and .019.
@@ -187,18 +187,18 @@ class Stage(NamedTuple):
         """Keys of a set; their number is a multiple of it."""
         return self.run * (self.runs or 1)
 
-    def launch(self, device: Device) -> Launch:
-        """The launch."""
+    def tiling(self, device: Device) -> CountTiling:
+        """That of the launch."""
         blocks = {"STEPS": self.run.bit_length() - 1, "SET": self.runs, "BLOCK_M": 32, "BLOCK_G": self.together}
-        return RULE_OF[Way.RANKED].launch(device, blocks, 32)
+        return RULE_OF[Way.RANKED].tiling(device, blocks, 32)
 
 
 _ALL_GROUPS, _SETS, _ALL_SETS = Stage(GROUP, 0, 16), Stage(GROUP, 16, 8), Stage(16 * GROUP, 0, 8)
 
 
-def sort_launch(device: Device) -> Launch:
-    """The launch that sorts groups of indices."""
-    return RULE_OF[Way.RANKED].launch(device, {"GROUP": GROUP, "BLOCK_M": 8, "BLOCK_Z": 4096}, 8)
+def sort_tiling(device: Device) -> CountTiling:
+    """That of the launch that sorts groups of indices."""
+    return RULE_OF[Way.RANKED].tiling(device, {"GROUP": GROUP, "BLOCK_M": 8, "BLOCK_Z": 4096}, 8)
 
 
 def rank_stages(n: int) -> tuple[Stage, ...]:
@@ -206,9 +206,9 @@ def rank_stages(n: int) -> tuple[Stage, ...]:
     return (_ALL_GROUPS,) if n <= _RANKED_AT_ONCE else (_SETS, _ALL_SETS)
 
 
-def mark_launch(device: Device) -> Launch:
-    """The launch that marks rows and makes keys."""
-    return RULE_OF[Way.SORTED].launch(device, {"BLOCK_M": 512}, 512)
+def mark_tiling(device: Device) -> CountTiling:
+    """That of the launch that marks rows and makes keys."""
+    return RULE_OF[Way.SORTED].tiling(device, {"BLOCK_M": 512}, 512)
 
 
 class Sorted(NamedTuple):
@@ -255,7 +255,7 @@ def _ranked(p: Plan, gradient: Gradient) -> Sorted:
     p.launch(
         sort_groups_kernel,
         name,
-        p.choose(name, sort_launch(p.chip)).grid(places),
+        p.choose(name, sort_tiling(p.chip)).grid(places),
         reads={"p_index": gradient.indices},
         writes={"p_groups": runs, "p_marks": marks},
         sizes=gradient.sizes,
@@ -265,7 +265,7 @@ def _ranked(p: Plan, gradient: Gradient) -> Sorted:
         p.launch(
             rank_runs_kernel,
             name,
-            p.choose(name, stage.launch(p.chip)).grid(places),
+            p.choose(name, stage.tiling(p.chip)).grid(places),
             reads={"p_runs": runs},
             writes={"p_sorted": others, "p_marks": marks, "p_inside": inside},
             sizes={"n_runs": places // stage.run, "n_rows": n_rows},
@@ -284,7 +284,7 @@ def _mark_rows(p: Plan, gradient: Gradient, keys: Slot | None) -> tuple[Slot, Sl
     p.launch(
         mark_rows_kernel,
         name,
-        p.choose(name, mark_launch(p.chip), flags={"KEYS": keys is not None}).grid(gradient.indices.numel()),
+        p.choose(name, mark_tiling(p.chip), flags={"KEYS": keys is not None}).grid(gradient.indices.numel()),
         reads={"p_index": gradient.indices},
         writes={"p_key": keys, "p_marks": marks, "p_inside": inside},
         sizes=gradient.sizes,

@@ -169,7 +169,7 @@ def plan(p: Plan, call: NGram) -> tuple[Slot, Slot]:
         "NAN": NAN_BITS[table.dtype],
     }
     shape = RowShape(width=width, itemsize=table.dtype.itemsize, device=p.chip)
-    tiling = p.choose(name, page.launch(shape, call.concat), flags)
+    tiling = p.choose(name, page.choose(shape, call.concat), flags)
     count = {"n": n_batches * n_tokens} if p.chip.kind == "cuda" else {"n_batches": n_batches}
     p.launch(
         page.ngram_rows_kernel,

@@ -14,7 +14,7 @@ from npu_tiling.budget import FP32, here
 from npu_tiling.device import tl, triton
 
 from ..formula import block_columns
-from ..rows import TILE_BYTES, Launch, RowKernel, RowLaunch, RowShape, fills_units, largest_tile
+from ..rows import TILE_BYTES, CountTiling, RowKernel, RowShape, RowTiling, fills_units, largest_tile
 
 # Tokens whose ids are hashed at once: whole 32-byte units of int32, two repeats of a vector instruction at most.
 _TOKENS, _MAX_TOKENS = 8, 128
@@ -250,7 +250,7 @@ NGRAM = RowKernel("ngram_rows_kernel", _tiles, flag="TILES", unit=_TOKENS, one_b
 NGRAM_SUM = RowKernel("ngram_rows_kernel, which adds", _sum_tiles, flag="TILES", unit=_TOKENS, one_by_one=True)
 
 
-def launch(shape: RowShape, concat: bool) -> RowLaunch:
+def choose(shape: RowShape, concat: bool) -> RowTiling:
     """Blocks of the look-up. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
     kernel = NGRAM if concat else NGRAM_SUM
     if not fills_units(shape.width, shape):
@@ -262,6 +262,6 @@ def launch(shape: RowShape, concat: bool) -> RowLaunch:
     return largest_tile(kernel, shape, tokens, why="ids of many tokens are hashed at once", decided_at=here())
 
 
-def grid(launch: Launch, n_batches: int, n_tokens: int, heads: int) -> int:
+def grid(tiling: CountTiling, n_batches: int, n_tokens: int, heads: int) -> int:
     """Programs, each of which takes tokens of one sequence through all heads."""
-    return persistent_grid(n_batches * ceil(n_tokens / launch.per_program) * launch.column_blocks, launch.device)
+    return persistent_grid(n_batches * ceil(n_tokens / tiling.per_program) * tiling.column_blocks, tiling.device)

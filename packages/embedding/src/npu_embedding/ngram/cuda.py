@@ -10,8 +10,8 @@ from math import ceil
 from npu_tiling.device import tl, triton
 
 from ..formula import column_block
-from ..lookup.cuda import gather_launch
-from ..rows import Launch, RowShape
+from ..lookup.cuda import gather_tiling
+from ..rows import CountTiling, RowShape
 
 
 @triton.jit
@@ -115,11 +115,11 @@ def ngram_rows_kernel(
         tl.store(p_out + o_place[:, None] * N + o_col[None, :], b_sum.to(p_out.dtype.element_ty), mask=m_tile)
 
 
-def launch(shape: RowShape, concat: bool) -> Launch:
+def choose(shape: RowShape, concat: bool) -> CountTiling:
     """Blocks of the look-up."""
-    return gather_launch(shape)
+    return gather_tiling(shape)
 
 
-def grid(launch: Launch, n_batches: int, n_tokens: int, heads: int) -> int:
+def grid(tiling: CountTiling, n_batches: int, n_tokens: int, heads: int) -> int:
     """Programs, each of which takes tokens through one of the heads, or through all where heads is 1."""
-    return ceil(n_batches * n_tokens / launch.per_program) * launch.column_blocks * heads
+    return ceil(n_batches * n_tokens / tiling.per_program) * tiling.column_blocks * heads

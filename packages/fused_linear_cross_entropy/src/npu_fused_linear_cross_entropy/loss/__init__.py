@@ -12,7 +12,7 @@ from npu_tiling.plans import Plan, Slot
 
 from ..call import Options
 from ..head import part
-from ..tiling import ChunkKernel, ChunkShape, chunk_launch
+from ..tiling import ChunkKernel, ChunkShape, chunk_tiling
 
 PLANS_FOR_CALLERS = True  # launches are those of the pages that have the kernels
 
@@ -120,5 +120,5 @@ def launch_shape(
 ) -> None:
     """Adds a launch over a chunk of that shape. Later columns are a decision of their own: another kernel for a compiler."""
     name = function.__name__ + " of later columns" * bool(flags.get("MERGE"))
-    tiling = p.choose(name, chunk_launch(shape, p.chip), flags)
+    tiling = p.choose(name, chunk_tiling(shape, p.chip), flags)
     p.launch(function, name, tiling.grid(sizes["n_rows"]), reads=reads, writes=writes, sizes=sizes)

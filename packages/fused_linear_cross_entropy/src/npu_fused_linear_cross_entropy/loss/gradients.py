@@ -20,7 +20,7 @@ from npu_tiling.plans import Plan
 from ..call import INT32
 from ..decide import exactly
 from ..head import part, row
-from ..tiling import FourWarps, all_or_one, row_block
+from ..tiling import FourWarpTiling, all_or_one, row_block
 from . import TargetGradients
 
 
@@ -193,7 +193,7 @@ _AT_ONCE = {"cuda": 4, "ascend": 1}  # rows of x: on CUDA loads wait for one ano
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaleRowsLaunch(FourWarps):
+class ScaleRowsTiling(FourWarpTiling):
     """Rows are multiplied by a number each: programs stride over rows."""
 
     width: int
@@ -208,8 +208,8 @@ class ScaleRowsLaunch(FourWarps):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaleLaunch(FourWarps):
-    """The launch that multiplies values of `itemsize` bytes by a number: programs stride over blocks of them."""
+class ScaleTiling(FourWarpTiling):
+    """Values of `itemsize` bytes are multiplied by a number: programs stride over blocks of them."""
 
     itemsize: int
     device: Device = field(repr=False)
@@ -227,7 +227,7 @@ class ScaleLaunch(FourWarps):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OrderLaunch(FourWarps):
+class OrderTiling(FourWarpTiling):
     """Rows are sorted by target, a tile of them a program at a time."""
 
     columns: int
@@ -242,7 +242,7 @@ class OrderLaunch(FourWarps):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TargetRowsLaunch(FourWarps):
+class TargetRowsTiling(FourWarpTiling):
     """Rows of the weight's gradient, one a program at a time."""
 
     width: int
@@ -267,7 +267,7 @@ def scale_(p: Plan, values: Any, factor: Any) -> None:
     name, n = "cross_entropy_scale_kernel", values.numel()
     assert values.is_contiguous()
     if n:
-        tiling = p.choose(name, ScaleLaunch(itemsize=values.dtype.itemsize, device=p.chip))
+        tiling = p.choose(name, ScaleTiling(itemsize=values.dtype.itemsize, device=p.chip))
         writes = {"p_values": values, "p_out": None}
         p.launch(cross_entropy_scale_kernel, name, tiling.grid(n), reads={"p_factor": factor}, writes=writes, sizes={"n": n})
 
@@ -276,7 +276,7 @@ def scale(p: Plan, values: Any, factor: Any) -> Any:
     """Values times one number, in new memory."""
     name, n, out = "cross_entropy_scale_kernel", values.numel(), p.new(Empty(values.shape, values.dtype))
     if n:
-        tiling = p.choose(name, ScaleLaunch(itemsize=values.dtype.itemsize, device=p.chip))
+        tiling = p.choose(name, ScaleTiling(itemsize=values.dtype.itemsize, device=p.chip))
         reads = {"p_values": values, "p_factor": factor}
         p.launch(cross_entropy_scale_kernel, name, tiling.grid(n), reads=reads, writes={"p_out": out}, sizes={"n": n})
     return out
@@ -297,7 +297,7 @@ def scale_rows(
     if targets is not None:
         added = {"p_gradient": targets.values, "p_target": targets.columns, "p_weight": weight}
         place = {"first": targets.first, "s_weight": weight.strides[0], "s_weight_column": weight.strides[1]}
-    tiling = p.choose(name, ScaleRowsLaunch(width=width, device=p.chip))
+    tiling = p.choose(name, ScaleRowsTiling(width=width, device=p.chip))
     p.launch(
         cross_entropy_scale_rows_kernel,
         name,
@@ -318,14 +318,14 @@ def _add_target_rows(p: Plan, dweight: Any, x: Any, targets: TargetGradients) ->
     (rows, width), name = x.shape, "cross_entropy_order_kernel"
     both = p.new(Empty((2, rows), INT32))
     order, runs = row(p, both, 0), row(p, both, 1)
-    sorting = p.choose(name, OrderLaunch(columns=dweight.shape[0], device=p.chip))
+    sorting = p.choose(name, OrderTiling(columns=dweight.shape[0], device=p.chip))
     sizes = {"n_rows": rows, "first": targets.first}
     writes = {"p_order": order, "p_runs": runs}
     p.launch(
         cross_entropy_order_kernel, name, sorting.grid(rows), reads={"p_target": targets.columns}, writes=writes, sizes=sizes
     )
     name = "cross_entropy_target_rows_kernel"
-    adding = p.choose(name, TargetRowsLaunch(width=width, device=p.chip))
+    adding = p.choose(name, TargetRowsTiling(width=width, device=p.chip))
     p.launch(
         cross_entropy_target_rows_kernel,
         name,

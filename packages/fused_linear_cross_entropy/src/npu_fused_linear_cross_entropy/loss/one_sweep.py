@@ -20,7 +20,7 @@ from npu_tiling.plans import Plan
 
 from ..call import Options
 from ..formula import LOWEST, exponentials_of, load_logits, load_tail, store_tile, target_column, target_logit, tile_of_rows
-from ..tiling import ChunkKernel, FourWarps, all_or_one
+from ..tiling import ChunkKernel, FourWarpTiling, all_or_one
 from . import Chunk, TargetGradients, launch_chunk
 
 
@@ -216,7 +216,7 @@ _SETTLE_ROWS, _SETTLE_COLUMNS = 32, 128  # 16 KB of fp32
 
 
 @dataclass(frozen=True, kw_only=True)
-class SettleLaunch(FourWarps):
+class SettleTiling(FourWarpTiling):
     """E is scaled where k rose, and set to 0 at the targets, in tiles of many rows whose columns are rarely read."""
 
     width: int
@@ -278,7 +278,7 @@ def settle(
     """
     name, (rows, width) = "cross_entropy_settle_kernel", chunk.logits.shape
     flags = {"FIRST": chunk.columns.start == 0, "SCALED": options.logit_scale != 1.0}
-    tiling = p.choose(name, SettleLaunch(width=width, device=p.chip), flags=flags)
+    tiling = p.choose(name, SettleTiling(width=width, device=p.chip), flags=flags)
     of_rows = {"p_target_logit": target_logit, "p_reference": reference, "p_last": last, "p_coefficients": coefficients}
     strides = {"s_exponentials": chunk.logits.strides[0], "s_coefficients": coefficients.strides[0]}
     p.launch(

@@ -26,7 +26,7 @@ from npu_tiling.plans import Plan
 from ..call import FP32, Options
 from ..formula import LOG2E, PRODUCT_LIMIT
 from ..head import clone, part
-from ..tiling import ProductLaunch, ReferencesLaunch, SumsLaunch
+from ..tiling import ProductTiling, ReferencesTiling, SumsTiling
 
 MAX_REFERENCE: tl.constexpr = tl.constexpr(1e30)  # a reference is finite, or every exponential of its row would be no number
 
@@ -249,7 +249,7 @@ class ExponentialProduct:
 
     def __init__(self, p: Plan, weight: Any, options: Options) -> None:
         self._p, self._weight, self._options = p, weight, options
-        self._tiling = ProductLaunch(width=weight.shape[1], device=p.chip)
+        self._tiling = ProductTiling(width=weight.shape[1], device=p.chip)
         self._memory: Any = None  # for sums, which chunks of equal length share
 
     def statistics(self, x: Any, target: Any, result: Any, parts: Sequence[tuple[slice, Any]]) -> Any:
@@ -268,7 +268,7 @@ class ExponentialProduct:
         both = p.new(Empty((2, rows), FP32))
         reference, top = (p.view(both, (rows,), (1,), i * rows) for i in range(2))
         target_logit, sums = p.new(Empty((rows,), FP32)), self._sums_of(rows, parts)
-        p.choose(name, ReferencesLaunch(vocabulary=vocabulary, width=width))
+        p.choose(name, ReferencesTiling(vocabulary=vocabulary, width=width))
         sizes = {"s_x": x.strides[0], "s_weight": self._weight.strides[0], "first": self._options.vocab_first}
         p.launch(
             cross_entropy_references_kernel,
@@ -285,7 +285,7 @@ class ExponentialProduct:
         for kernel in (cross_entropy_product_kernel, cross_entropy_product_again_kernel):
             for operands, (columns, _) in zip(products, parts, strict=True):
                 self._multiply(kernel, operands, columns)
-        name, adding = "cross_entropy_product_sums_kernel", SumsLaunch()
+        name, adding = "cross_entropy_product_sums_kernel", SumsTiling()
         p.choose(name, adding)
         p.launch(
             cross_entropy_product_sums_kernel,

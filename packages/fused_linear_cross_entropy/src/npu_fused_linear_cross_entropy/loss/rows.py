@@ -15,7 +15,7 @@ import functools
 from dataclasses import dataclass, field
 from enum import Enum
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any
 
 from npu_tiling import Block, Device, Tile, collectives, fit, footprint, persistent_grid
 from npu_tiling.budget import FP32 as FP32_BYTES
@@ -27,7 +27,7 @@ from npu_tiling.plans import Plan
 from ..call import COEFFICIENTS, FP32, INT32, INT64, Options, Results
 from ..formula import merge_statistics, merge_totals, row_coefficients
 from ..head import moved, row, sum_of_rows
-from ..tiling import FourWarps
+from ..tiling import FourWarpTiling
 from . import TargetFacts
 
 IGNORED: tl.constexpr = tl.constexpr(-2)
@@ -455,7 +455,7 @@ _MIN_ROWS = 32
 _SINGLE_PROGRAM_TILES = 4  # tiles that one program takes alone, which takes it less time than another launch would
 
 
-class _Kernel(NamedTuple):
+class RowKernel(Enum):
     """A kernel over rows.
 
     Attributes:
@@ -465,24 +465,19 @@ class _Kernel(NamedTuple):
         loads_weights: whether each row loads a class weight.
     """
 
-    function: str
-    values: int
-    loads_weights: bool
+    def __init__(self, function: str, values: int, loads_weights: bool) -> None:
+        self.function, self.values, self.loads_weights = function, values, loads_weights
 
-
-class RowKernel(Enum):
-    """The kernels over rows."""
-
-    TARGETS = _Kernel("cross_entropy_targets_kernel", 31, False)
-    WEIGHTED_TARGETS = _Kernel("cross_entropy_targets_kernel", 31, True)
-    LOSSES = _Kernel("cross_entropy_losses_kernel", 46, False)
-    COEFFICIENTS = _Kernel("cross_entropy_coefficients_kernel", 31, False)
-    JOIN = _Kernel("cross_entropy_join_kernel", 42, False)
+    TARGETS = ("cross_entropy_targets_kernel", 31, False)
+    WEIGHTED_TARGETS = ("cross_entropy_targets_kernel", 31, True)
+    LOSSES = ("cross_entropy_losses_kernel", 46, False)
+    COEFFICIENTS = ("cross_entropy_coefficients_kernel", 31, False)
+    JOIN = ("cross_entropy_join_kernel", 42, False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowLaunch(FourWarps):
-    """One launch but for its number of rows.
+class RowTiling(FourWarpTiling):
+    """Blocks for any number of rows.
 
     Attributes:
         kernel: which one.
@@ -502,7 +497,7 @@ class RowLaunch(FourWarps):
     def grid(self, rows: int, *, summed: bool) -> int:
         """Programs for that many rows; `summed`: where several of them leave partial sums."""
         tiles = ceil(rows / self.block_m)
-        single = 1 if self.kernel.value.loads_weights else _SINGLE_PROGRAM_TILES
+        single = 1 if self.kernel.loads_weights else _SINGLE_PROGRAM_TILES
         return 1 if summed and tiles <= single else persistent_grid(tiles, self.device)
 
     @property
@@ -514,7 +509,7 @@ class RowLaunch(FourWarps):
     def constants(self) -> dict[str, int]:
         return {"BLOCK_M": self.block_m}
 
-    def smaller(self) -> RowLaunch | None:
+    def smaller(self) -> RowTiling | None:
         """Half of the rows."""
         if self.device.kind == "cuda" or self.block_m <= _MIN_ROWS:
             return None
@@ -522,7 +517,7 @@ class RowLaunch(FourWarps):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartialsLaunch(FourWarps):
+class PartialsTiling(FourWarpTiling):
     """One program adds the partial sums, at most one of each core."""
 
     device: Device = field(repr=False)
@@ -534,16 +529,16 @@ class PartialsLaunch(FourWarps):
 
 
 @functools.lru_cache(maxsize=64)
-def row_launch(kernel: RowKernel, device: Device) -> RowLaunch:
+def row_tiling(kernel: RowKernel, device: Device) -> RowTiling:
     """Blocks for one of the kernels."""
-    rows = _WEIGHTED_ROWS if kernel.value.loads_weights else _ROWS
-    if device.kind == "ascend" and not kernel.value.loads_weights:
+    rows = _WEIGHTED_ROWS if kernel.loads_weights else _ROWS
+    if device.kind == "ascend" and not kernel.loads_weights:
         rows = fit(_tiles(kernel), (Block("BLOCK_M", rows, _MIN_ROWS, _MIN_ROWS),), device)["BLOCK_M"]
-    return RowLaunch(kernel=kernel, device=device, block_m=rows, decided_at=here())
+    return RowTiling(kernel=kernel, device=device, block_m=rows, decided_at=here())
 
 
 def _tiles(kernel: RowKernel) -> list[Tile]:
-    return [Tile("numbers of a row", ("BLOCK_M",), FP32_BYTES, kernel.value.values)]
+    return [Tile("numbers of a row", ("BLOCK_M",), FP32_BYTES, kernel.values)]
 
 
 # Launches.
@@ -567,7 +562,7 @@ def target_facts(
     factors = p.new(Empty((2, _LANES), FP32))
     unfinished = None if dweight_scale is None else p.new(Empty((3,), FP32))
     kernel = RowKernel.TARGETS if class_weight is None else RowKernel.WEIGHTED_TARGETS
-    grid = row_launch(kernel, p.chip).grid(max(tokens, weights if options.smoothed else 0), summed=True)
+    grid = row_tiling(kernel, p.chip).grid(max(tokens, weights if options.smoothed else 0), summed=True)
     is_exchanged = bool(options.group) and class_weight is not None
     partials = p.new(Empty((grid, _LANES), FP32)) if grid > 1 or is_exchanged else None
     sizes = {"n_rows": tokens, "ignore_index": options.ignore_index, "vocab_size": options.vocab_size}
@@ -594,7 +589,7 @@ def target_facts(
             p.torch(collectives.sum_, of_weights, options.group, writes=[of_weights])
         name = "cross_entropy_factors_kernel"
         flags = {"MEAN": is_mean, "WEIGHTED": class_weight is not None}
-        p.choose(name, PartialsLaunch(device=p.chip), flags=flags)
+        p.choose(name, PartialsTiling(device=p.chip), flags=flags)
         reads = {"p_partials": partials, "p_divisor": divisor}
         n = {"n_partials": partials.shape[0]}
         p.launch(cross_entropy_factors_kernel, name, 1, reads=reads, writes=written, sizes={**n, **unscale})
@@ -605,7 +600,7 @@ def losses(p: Plan, facts: TargetFacts, statistics: Any, options: Options, resul
     """The first six of a loss's results; see `losses` in reference.py."""
     is_reduced, tokens = options.reduction != "none", statistics.shape[1]
     is_summed = is_reduced or options.return_token_accuracy
-    grid = row_launch(RowKernel.LOSSES, p.chip).grid(tokens, summed=is_summed)
+    grid = row_tiling(RowKernel.LOSSES, p.chip).grid(tokens, summed=is_summed)
     partials = p.new(Empty((grid, _LANES), FP32)) if is_summed and grid > 1 else None
     names = ("loss", "z_loss", "token_accuracy", "predicted_tokens", "lse", "entropy")
     outputs = tuple(p.new(results[name]) for name in names)
@@ -628,7 +623,7 @@ def losses(p: Plan, facts: TargetFacts, statistics: Any, options: Options, resul
     )
     if partials is not None:
         name = "cross_entropy_sums_kernel"
-        p.choose(name, PartialsLaunch(device=p.chip), flags={"REDUCED": is_reduced})
+        p.choose(name, PartialsTiling(device=p.chip), flags={"REDUCED": is_reduced})
         reads = {"p_partials": partials, "p_factors": facts.factors}
         writes = {each: written[each] for each in parameters[:3]}
         p.launch(cross_entropy_sums_kernel, name, 1, reads=reads, writes=writes, sizes={"n_partials": grid})
@@ -644,7 +639,7 @@ def coefficients(p: Plan, facts: TargetFacts, statistics: Any, options: Options,
         p,
         cross_entropy_coefficients_kernel,
         RowKernel.COEFFICIENTS,
-        row_launch(RowKernel.COEFFICIENTS, p.chip).grid(tokens, summed=False),
+        row_tiling(RowKernel.COEFFICIENTS, p.chip).grid(tokens, summed=False),
         {**of_rows, "p_factors": facts.gradient_factors, "p_dloss": each_loss, "p_dentropy": each_entropy},
         {"p_coefficients": result},
         {"n_rows": tokens, "s_statistics": statistics.strides[0], "s_coefficients": tokens, **_numbers(options)},
@@ -660,7 +655,7 @@ def coefficients(p: Plan, facts: TargetFacts, statistics: Any, options: Options,
 def join(p: Plan, parts: Any, statistics: Any) -> None:
     """See `join` in reference.py."""
     ranks, _, tokens = parts.shape
-    grid = row_launch(RowKernel.JOIN, p.chip).grid(tokens, summed=False)
+    grid = row_tiling(RowKernel.JOIN, p.chip).grid(tokens, summed=False)
     sizes = {"n_rows": tokens, "s_statistics": statistics.strides[0], "n_ranks": ranks}
     reads, writes = {"p_parts": parts}, {"p_statistics": statistics}
     _launch(p, cross_entropy_join_kernel, RowKernel.JOIN, grid, reads, writes, sizes)
@@ -677,7 +672,7 @@ def _launch(
     **flags: bool,
 ) -> None:
     name = function.__name__
-    p.choose(name, row_launch(kernel, p.chip), flags)
+    p.choose(name, row_tiling(kernel, p.chip), flags)
     p.launch(function, name, grid, reads=reads, writes=writes, sizes=sizes)
 
 
