@@ -9,11 +9,13 @@ import npu_rms_norm.operator
 import npu_tiling
 import pytest
 import torch
+import torch.distributed.tensor  # once anyone has imported it, `is_distributed` looks into lists
 from npu_attn_res import attn_res, attn_res_bank
 from npu_embedding import embedding
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_distillation_loss, linear_log_probs
 from npu_rms_norm import rms_norm
 from npu_tiling import chips as detection
+from npu_tiling import launch as launching
 from npu_tiling.direct import DirectCall
 from npu_tiling.launch import Kernels
 
@@ -21,36 +23,36 @@ OURS = ("npu_", "<string>")  # a function that is written for a key or a plan ha
 WEIGHT = torch.ones(64)
 # An operator, a call for a number of rows, and the most functions and files that a warm call and a shape's first one pass.
 CALLS = {
-    "rms_norm": (npu_rms_norm.operator.FORWARD, lambda rows: rms_norm(torch.ones(rows, 64), WEIGHT), (14, 7), (205, 28)),
+    "rms_norm": (npu_rms_norm.operator.FORWARD, lambda rows: rms_norm(torch.ones(rows, 64), WEIGHT), (14, 7), (197, 15)),
     "embedding": (
         npu_embedding.lookup.FORWARD,
         lambda rows: embedding(torch.arange(rows), torch.ones(9, 64)),
         (14, 7),
-        (130, 20),
+        (126, 16),
     ),
     "attn_res, a list": (
         npu_attn_res.operator.FORWARD,
         lambda rows: attn_res([torch.ones(rows, 64) for _ in range(8)], WEIGHT, WEIGHT),
         (20, 9),
-        (310, 32),
+        (303, 19),
     ),
     "attn_res_bank": (
         npu_attn_res.operator.FORWARD,
         lambda rows: attn_res_bank(torch.ones(rows, 9, 64), 8, torch.ones(rows, 64), WEIGHT, WEIGHT),
         (20, 9),
-        (310, 32),
+        (263, 19),
     ),
     "cross entropy": (
         npu_fused_linear_cross_entropy.operator.FORWARD.forward,
         lambda rows: fused_linear_cross_entropy(torch.ones(rows, 8), torch.ones(9, 8), torch.arange(rows)),
         (14, 7),
-        (510, 31),
+        (476, 24),
     ),
     "log_probs": (
         npu_fused_linear_cross_entropy.operator.FORWARD.forward,
         lambda rows: linear_log_probs(torch.ones(rows, 8), torch.ones(9, 8), torch.arange(rows)),
         (14, 7),
-        (510, 31),
+        (488, 25),
     ),
     "distillation": (
         npu_fused_linear_cross_entropy.operator.DISTILLATION.forward,
@@ -58,7 +60,7 @@ CALLS = {
             torch.ones(rows, 8), torch.ones(9, 8), teacher=(torch.ones(rows, 4), torch.ones(9, 4))
         ),
         (20, 9),
-        (440, 31),
+        (426, 20),
     ),
 }
 
@@ -87,6 +89,7 @@ def case(request, monkeypatch):
     for name in ("_plans", "_functions"):
         monkeypatch.setattr(operator, name, {})
     monkeypatch.setattr(operator, "_approved", set())
+    monkeypatch.setattr(launching, "replaced", {})  # tilings that other tests refused: `choose` would hash each of ours
     return limits
 
 
@@ -119,7 +122,7 @@ def test_a_warm_call_passes_few_functions(case):
     assert len({file for file, _ in passed}) <= files, passed
 
 
-def test_the_first_call_of_a_shape_passes_as_few_as_before(case):
+def test_the_first_call_of_a_shape_passes_few_functions(case):
     call, _, (functions, files) = case
     call(4)
     passed = walk(lambda: call(5))

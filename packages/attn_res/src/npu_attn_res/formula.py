@@ -15,7 +15,7 @@ Source i lies at p_v + i * s_block or, where there is a table, at p_v + table[i]
 list lie anywhere. Statistics are [sources, tokens, layers]; ascend/kernels.py also stores [tokens, sources].
 """
 
-from npu_tiling.device import gradient_of_rows, tl, triton, widen
+from npu_tiling.device import gradient_of_rows, load_block, places_below, store_block, tl, triton, widen
 
 ALIGNMENT = tl.constexpr(16)  # elements
 NO_GRADIENT = tl.constexpr(-(2**63))  # the entry in the table of gradients of a source that needs none
@@ -124,25 +124,20 @@ def row_pointers(p_row, s_row, R: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def row_tile_mask(n_rows, n_cols, R: tl.constexpr, C: tl.constexpr, EXACT: tl.constexpr):
-    """The mask of what lies inside of [R, C]; EXACT: every column does."""
+    """The mask of what lies inside of [R, C]; EXACT: every column does. None: all does."""
     if R > 1:
         m_tile = (tl.arange(0, R) < n_rows)[:, None]
         if not EXACT:
             m_tile = m_tile & (tl.arange(0, C) < n_cols)[None, :]
-    else:
-        m_tile = (tl.arange(0, C) < n_cols)[None, :]
-    return m_tile
+        return m_tile
+    elif not EXACT:
+        return (tl.arange(0, C) < n_cols)[None, :]
 
 
 @triton.jit
 def fetch_rows(p_row, s_row, n_rows, n_cols, R: tl.constexpr, C: tl.constexpr, EXACT: tl.constexpr):
     """[R, C] in the dtype of the memory, zero outside."""
-    p_tile = row_pointers(p_row, s_row, R, C)
-    if R == 1 and EXACT:
-        b_tile = tl.load(p_tile)
-    else:
-        b_tile = tl.load(p_tile, mask=row_tile_mask(n_rows, n_cols, R, C, EXACT), other=0.0)
-    return b_tile
+    return load_block(row_pointers(p_row, s_row, R, C), row_tile_mask(n_rows, n_cols, R, C, EXACT))
 
 
 @triton.jit
@@ -167,20 +162,14 @@ def store_rows(p_row, s_row, b_tile, n_rows, n_cols, R: tl.constexpr, C: tl.cons
     """Stores what lies inside of [R, C], in the dtype of the memory."""
     p_tile = row_pointers(p_row, s_row, R, C)
     b_tile = b_tile.to(p_row.dtype.element_ty)
-    if R == 1 and EXACT:
-        tl.store(p_tile, b_tile)
-    else:
-        tl.store(p_tile, b_tile, mask=row_tile_mask(n_rows, n_cols, R, C, EXACT))
+    store_block(p_tile, b_tile, row_tile_mask(n_rows, n_cols, R, C, EXACT))
 
 
 @triton.jit
 def load_statistic(p_value, n_rows, R: tl.constexpr):
     """[R]"""
-    if R > 1:
-        o_row = tl.arange(0, R)
-        return tl.load(p_value + o_row, mask=o_row < n_rows, other=0.0)
-    else:
-        return tl.load(p_value + tl.arange(0, R))
+    o_row = tl.arange(0, R)
+    return load_block(p_value + o_row, m_block=places_below(o_row, n_rows, R == 1))
 
 
 @triton.jit

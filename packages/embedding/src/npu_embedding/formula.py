@@ -4,7 +4,7 @@ On Ascend (`block_columns`) the last block of a row is moved back. On CUDA (`col
 are powers of two, masked at the row's end where they do not divide it.
 """
 
-from npu_tiling.device import tl, triton
+from npu_tiling.device import load_block, places_below, store_block, tl, triton
 
 
 @triton.jit
@@ -39,17 +39,11 @@ def column_block(i_block, BLOCK_N: tl.constexpr):
 @triton.jit
 def load_row(p_row, o_col, N: tl.constexpr, BLOCK_N: tl.constexpr):
     """A block [BLOCK_N] of the row of N at `p_row`."""
-    if N % BLOCK_N == 0:
-        return tl.load(p_row + o_col)
-    else:
-        return tl.load(p_row + o_col, mask=o_col < N, other=0.0)
+    return load_block(p_row + o_col, m_block=places_below(o_col, N, N % BLOCK_N == 0))
 
 
 @triton.jit
 def store_row(p_row, b_row, o_col, N: tl.constexpr, BLOCK_N: tl.constexpr):
     """Stores a block [BLOCK_N] of the row of N at `p_row`, in the dtype of the memory."""
     b_row = b_row.to(p_row.dtype.element_ty)
-    if N % BLOCK_N == 0:
-        tl.store(p_row + o_col, b_row)
-    else:
-        tl.store(p_row + o_col, b_row, mask=o_col < N)
+    store_block(p_row + o_col, b_row, m_block=places_below(o_col, N, N % BLOCK_N == 0))

@@ -23,7 +23,7 @@ ENTROPY the sum of exp times z; with ARGMAX the place of the first maximum; with
 sum of w. Functions return all seven in this order, 0 for those not computed.
 """
 
-from npu_tiling.device import tl, triton
+from npu_tiling.device import load_block, places_below, tl, triton
 
 LOWEST: tl.constexpr = tl.constexpr(-3.0e38)  # finite: LOWEST - LOWEST is 0
 VANISHES: tl.constexpr = tl.constexpr(-200.0)  # exp of it is 0 in fp32
@@ -192,10 +192,7 @@ def logits_mask(n_rows, COLUMNS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: t
 def load_columns(p_vector, i_col, COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr):
     """fp32 [1, BLOCK_N] of a vector over the vocabulary, from i_col on."""
     o_col = i_col + tl.arange(0, BLOCK_N)
-    if COLUMNS == BLOCK_N:
-        b_vector = tl.load(p_vector + o_col)
-    else:
-        b_vector = tl.load(p_vector + o_col, mask=o_col < i_col + COLUMNS, other=0.0)
+    b_vector = load_block(p_vector + o_col, m_block=places_below(o_col, i_col + COLUMNS, COLUMNS == BLOCK_N))
     return b_vector.to(tl.float32)[None, :]
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from npu_tiling import Block, Candidate, Device, Tile, first_fit, footprint, persistent_grid
 from npu_tiling.budget import FP32, equal_blocks, here, round_up
-from npu_tiling.device import gradient_of_rows, round_to, tl, triton
+from npu_tiling.device import gradient_of_rows, load_block, round_to, store_block, tl, triton
 from npu_tiling.partials import store_partial
 
 from .call import RowTiling, Shape
@@ -91,7 +91,7 @@ def row_mask(n_groups, n_rows, G: tl.constexpr, M: tl.constexpr):
 
 @triton.jit
 def tile_mask(n_groups, n_rows, N: tl.constexpr, G: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Which elements of a tile are inside the tensor; None: all. A masked load would have to fill the tile first."""
+    """Which elements of a tile are inside the tensor; None: all."""
     if G > 1:
         m_tile = (tl.arange(0, G) < n_groups)[:, None, None]
         if BLOCK_N != N:
@@ -126,10 +126,7 @@ def load_rows(
 ):  # fmt: skip
     """A tile in fp32, [G * M, N], zero outside the tensor."""
     p_tile = tile_pointers(p_rows, s_outer, s_inner, i_outer, i_inner, G, M, N)
-    if m_tile is None:
-        b_tile = tl.load(p_tile).to(tl.float32)
-    else:
-        b_tile = tl.load(p_tile, mask=m_tile, other=0.0).to(tl.float32)
+    b_tile = load_block(p_tile, m_tile).to(tl.float32)
     if G > 1:
         b_tile = tl.reshape(b_tile, (G * M, N))
     return b_tile
@@ -144,10 +141,7 @@ def store_rows(
     b_tile = b_tile.to(p_rows.dtype.element_ty)
     if G > 1:
         b_tile = tl.reshape(b_tile, (G, M, N))
-    if m_tile is None:
-        tl.store(p_tile, b_tile)
-    else:
-        tl.store(p_tile, b_tile, mask=m_tile)
+    store_block(p_tile, b_tile, m_tile)
 
 
 @triton.jit(do_not_specialize=["n_outer", "n_inner"])

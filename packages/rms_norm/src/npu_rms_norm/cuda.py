@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from npu_tiling import ALL_TILES, Device, persistent_grid
 from npu_tiling.budget import CORE_REGISTERS, WARP, equal_chunks, here, power_of_two, register_cap, row_options
-from npu_tiling.device import gradient_of_rows, round_to, tl, triton
+from npu_tiling.device import gradient_of_rows, load_block, round_to, store_block, tl, triton
 from npu_tiling.partials import store_partial
 
 from .call import MAX_COUNTED_ROWS, RowTiling, Shape
@@ -120,18 +120,14 @@ def chunk_mask(m_row, CHUNK: tl.constexpr, N: tl.constexpr, M: tl.constexpr, BLO
 def load_chunk(p_tile, m_row, CHUNK: tl.constexpr, N: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr):
     """fp32 [M, BLOCK_N], zero outside the tensor: a chunk of the rows that start at p_tile."""
     p_chunk = p_tile + (CHUNK * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
-    m_chunk = chunk_mask(m_row, CHUNK, N, M, BLOCK_N)
-    if m_chunk is None:
-        return tl.load(p_chunk).to(tl.float32)
-    else:
-        return tl.load(p_chunk, mask=m_chunk, other=0.0).to(tl.float32)
+    return load_block(p_chunk, chunk_mask(m_row, CHUNK, N, M, BLOCK_N)).to(tl.float32)
 
 
 @triton.jit
 def store_chunk(p_tile, b_chunk, m_row, CHUNK: tl.constexpr, N: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Rounds [M, BLOCK_N] to the tensor's dtype (of y, dx and dgate the last rounding), and stores it."""
     p_chunk = p_tile + (CHUNK * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
-    tl.store(p_chunk, b_chunk.to(p_tile.dtype.element_ty), mask=chunk_mask(m_row, CHUNK, N, M, BLOCK_N))
+    store_block(p_chunk, b_chunk, chunk_mask(m_row, CHUNK, N, M, BLOCK_N))
 
 
 @triton.jit

@@ -18,7 +18,7 @@ WEIGHTED is what a bias or a gate meets. Blocks are fp32: [rows, columns] or, of
 [rows]. Without a weight or a bias, None takes the place of its pointer and of its block.
 """
 
-from npu_tiling.device import ASCEND, logistic, round_to, tl, triton, widen
+from npu_tiling.device import ASCEND, load_block, logistic, places_below, round_to, tl, triton, widen
 
 TO_WHOLE = tl.constexpr(1.5 * 2.0**23)  # added and subtracted again: rounds fp32 to the nearest whole number, half to even
 MIN_AMAX = tl.constexpr(1e-30)  # counts as the largest element of a row of zeros
@@ -31,10 +31,7 @@ def load_factor(p_factor, o_col, offset, N: tl.constexpr, EXACT: tl.constexpr, F
     EXACT: every column of o_col is below N.
     """
     if p_factor is not None:
-        if EXACT:
-            b_factor = tl.load(p_factor + o_col).to(tl.float32)
-        else:
-            b_factor = tl.load(p_factor + o_col, mask=o_col < N, other=0.0).to(tl.float32)
+        b_factor = load_block(p_factor + o_col, m_block=places_below(o_col, N, EXACT)).to(tl.float32)
         if offset is not None:
             b_factor += offset
         return round_to(b_factor, FACTORS)[None, :]

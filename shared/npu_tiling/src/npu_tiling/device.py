@@ -41,6 +41,28 @@ ASCEND = tl.constexpr("ascend" in triton.backends.backends)
 
 
 @triton.jit
+def load_block(p_block, m_block, EVICTION: tl.constexpr = ""):
+    """A block, zero where m_block is False. None: all of it exists; a masked load would have to fill the block first."""
+    if m_block is None:
+        return tl.load(p_block, eviction_policy=EVICTION)
+    else:
+        return tl.load(p_block, mask=m_block, other=0.0, eviction_policy=EVICTION)
+
+
+@triton.jit
+def store_block(p_block, b_block, m_block):
+    """Rounds a block to the memory's dtype, and stores it where m_block is True. None: all of it."""
+    tl.store(p_block, b_block.to(p_block.dtype.element_ty), mask=m_block)
+
+
+@triton.jit
+def places_below(o_place, n, EXACT: tl.constexpr):
+    """Which places are below n; None where all of them are (EXACT)."""
+    if not EXACT:
+        return o_place < n
+
+
+@triton.jit
 def widen(b_value):
     """fp32 of a block that the same kernel has rounded."""
     if ASCEND and b_value.dtype != tl.float32:

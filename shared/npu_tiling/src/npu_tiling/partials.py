@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from .budget import ALL_TILES, FP32, Block, Tile, fit, here, persistent_grid, power_of_two, round_up
 from .chips import Device
-from .device import tl, triton
+from .device import places_below, store_block, tl, triton
 from .launch import Tiling
 from .plans import Plan, Slot
 
@@ -21,10 +21,7 @@ def store_partial(p_partials, b_terms, i_partial, o_col, N: tl.constexpr, EXACT:
     EXACT: every column of o_col is below N.
     """
     p_partial = p_partials + tl.cast(i_partial, tl.int64) * N + o_col
-    if EXACT:
-        tl.store(p_partial, tl.sum(b_terms, axis=0))
-    else:
-        tl.store(p_partial, tl.sum(b_terms, axis=0), mask=o_col < N)
+    store_block(p_partial, tl.sum(b_terms, axis=0), m_block=places_below(o_col, N, EXACT))
 
 
 @triton.jit
@@ -55,10 +52,7 @@ def sum_partials_kernel(
     for i_block in tl.range(tl.program_id(0), tl.cdiv(N, BLOCK_N), tl.num_programs(0)):
         o_col = i_block * BLOCK_N + tl.arange(0, BLOCK_N)
         b_total = sum_of_partials(p_partials, n_partials, o_col, N, BLOCK_M, BLOCK_N).to(p_total.dtype.element_ty)
-        if N % BLOCK_N == 0:
-            tl.store(p_total + o_col, b_total)
-        else:
-            tl.store(p_total + o_col, b_total, mask=o_col < N)
+        store_block(p_total + o_col, b_total, m_block=places_below(o_col, N, N % BLOCK_N == 0))
 
 
 TRANSFER_BYTES = 12 * 1024  # of one tile on Ascend: the next tile is loaded while one is added

@@ -14,7 +14,7 @@ from typing import Any
 
 from npu_tiling import Device, persistent_grid
 from npu_tiling.calls import Empty
-from npu_tiling.device import tl, triton
+from npu_tiling.device import load_block, places_below, store_block, tl, triton
 from npu_tiling.plans import Plan
 
 from ..call import INT32
@@ -43,16 +43,6 @@ def cross_entropy_scale_kernel(
         m_block = o_lane < n - i_first
         b_block = tl.load(p_values + i_first + o_lane, mask=m_block, other=0.0).to(tl.float32) * factor
         tl.store(p_to + i_first + o_lane, b_block.to(p_values.dtype.element_ty), mask=m_block)
-
-
-@triton.jit
-def load_row(p_block, m_block):
-    """A block of a row, 0 where the mask says no; None: there is no mask."""
-    if m_block is None:
-        b_block = tl.load(p_block)
-    else:
-        b_block = tl.load(p_block, mask=m_block, other=0.0)
-    return b_block
 
 
 @triton.jit(do_not_specialize=["n_rows", "first"])
@@ -87,12 +77,12 @@ def cross_entropy_scale_rows_kernel(
             p_row = p_weight + row.to(tl.int64) * s_weight
         for i_col in tl.range(0, N, BLOCK_N):
             o_col = i_col + o_lane
-            m_col = None if N % BLOCK_N == 0 else o_col < N
-            b_value = load_row(p_from + o_col, m_col).to(tl.float32) * factor
+            m_col = places_below(o_col, N, N % BLOCK_N == 0)
+            b_value = load_block(p_from + o_col, m_col).to(tl.float32) * factor
             if p_gradient is not None:
                 p_block = p_row + i_col.to(tl.int64) * s_weight_column  # of a transposed weight: V apart
-                b_value += load_row(p_block + o_lane * s_weight_column, m_col).to(tl.float32) * g
-            tl.store(p_to + o_col, b_value.to(p_out.dtype.element_ty), mask=m_col)
+                b_value += load_block(p_block + o_lane * s_weight_column, m_col).to(tl.float32) * g
+            store_block(p_to + o_col, b_value, m_col)
 
 
 @triton.jit
