@@ -29,11 +29,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "npu_search" in metafunc.fixturenames:
         metafunc.parametrize("npu_search", range(metafunc.config.getoption("--npu-shares")), indirect=True)
-    if hasattr(metafunc.function, "asked"):
-        from .operators.case import cases_for
-
-        cases = list(cases_for(metafunc.function, metafunc.module))
+    if hasattr(metafunc.function, "asked") and "case" in metafunc.fixturenames:
+        cases = metafunc.function.asked.cases(metafunc.function, metafunc.module)
         metafunc.parametrize("case", cases, ids=[case.name for case in cases])
+
+
+def pytest_pycollect_makeitem(collector: pytest.Module, name: str, obj: object) -> list[pytest.Item] | None:
+    """Questions of the suite are not for modules without a table of their cases."""
+    question = getattr(obj, "asked", None)
+    return [] if question is not None and not hasattr(collector.obj, question.table) else None
 
 
 @pytest.fixture

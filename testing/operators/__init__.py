@@ -1,6 +1,6 @@
-"""Questions that every operator is asked, by a table of its cases: a package's test_operators.py has both.
+"""Questions that every operator is asked, by tables of its cases, which its test files have.
 
-from testing.operators import *        # the tests, asked of each case in CASES
+from testing.operators import *        # the tests, each asked of the rows of one table, as CASES or REFUSED
 CASES = (Case("rms_norm", rms_norm, lambda n: ((n, 8), (8,)), definition=formula), ...)
 """
 
@@ -15,6 +15,8 @@ from .derivatives import (
     test_several_upstream_gradients_give_what_each_does,
     test_vmap_gives_what_each_call_does,
 )
+from .errors import Wide, test_fp64_is_for_the_cpu_alone, test_refused
+from .imports import test_every_page_is_imported_without_triton_and_a_launch_says_what_to_install
 from .registration import (
     test_every_operator_is_called_by_a_case,
     test_operators_are_registered_properly,
@@ -34,6 +36,7 @@ from .training import (
 __all__ = [
     "Case",
     "Input",
+    "Wide",
     "integers",
     "only_at",
     "test_a_tangent_is_refused_by_name",
@@ -41,14 +44,17 @@ __all__ = [
     "test_autocast",
     "test_compiles_to_one_graph_for_any_number_of_tokens",
     "test_every_operator_is_called_by_a_case",
+    "test_every_page_is_imported_without_triton_and_a_launch_says_what_to_install",
     "test_exported_programs_can_be_saved",
     "test_forward_mode_is_that_of_the_definition",
+    "test_fp64_is_for_the_cpu_alone",
     "test_functional_gradients_are_autograds",
     "test_graph_capture",
     "test_inference_mode",
     "test_no_token_depends_on_the_others",
     "test_nothing_waits_for_the_device",
     "test_operators_are_registered_properly",
+    "test_refused",
     "test_result_and_gradients_are_the_definitions",
     "test_results_lie_as_the_compiler_is_told",
     "test_saves_what_the_backward_reads_and_nothing_else",

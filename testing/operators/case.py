@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -305,11 +305,18 @@ class Asked:
 
     Attributes:
         where: whether it is asked of a case.
-        table: the name of the cases' table in the test's module.
+        table: the name of the cases' table in the test's module. Where there is none, the test is not collected.
+        rows: the cases of a table, each of which has a name.
     """
 
-    where: Callable[[Case], bool] = lambda case: True
-    table: str = "CASES"
+    where: Callable[[Any], bool]
+    table: str
+    rows: Callable[[Any], Iterable[Any]]
+
+    def cases(self, test: Any, module: Any) -> list[Any]:
+        """Those of a module's table that the test is asked of."""
+        rows = self.rows(getattr(module, self.table))
+        return [case for case in rows if test.__name__ not in getattr(case, "without", ()) and self.where(case)]
 
 
 def only_at(*places: str) -> pytest.MarkDecorator:
@@ -328,19 +335,13 @@ def of_gradient(case: Case) -> bool:
     return not case.option and case.trains
 
 
-def asked(where: Callable[[Case], bool] = lambda case: True, table: str = "CASES") -> Callable[[Test], Test]:
+def asked(
+    where: Callable[[Any], bool] = lambda case: True, table: str = "CASES", rows: Callable[[Any], Iterable[Any]] = tuple
+) -> Callable[[Test], Test]:
     """Mark a test as one of the suite: its fixture `case` is each case of the module's table that the question is for."""
 
     def mark(test: Test) -> Test:
-        test.asked = Asked(where, table)  # type: ignore[attr-defined]
+        test.asked = Asked(where, table, rows)  # type: ignore[attr-defined]
         return test
 
     return mark
-
-
-def cases_for(test: Any, module: Any) -> Iterator[Case]:
-    """The cases of a module's table that a test of the suite is asked of."""
-    question: Asked = test.asked
-    for case in getattr(module, question.table, ()):
-        if test.__name__ not in case.without and question.where(case):
-            yield case

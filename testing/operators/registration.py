@@ -41,6 +41,7 @@ def test_tensors_without_data_have_the_same_shapes(npu_place: Place, case: Case)
     assert without == [_described(result) for result in case.draw(dtype=torch.bfloat16).results()]
 
 
+@asked()
 def test_every_operator_is_called_by_a_case(request: pytest.FixtureRequest) -> None:
     """So that what the suite asks is asked of all; OTHERS are tested elsewhere."""
     module = request.module

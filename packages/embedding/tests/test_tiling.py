@@ -17,6 +17,9 @@ from npu_embedding.ngram import ascend as ngram
 from npu_embedding.rows import RowShape, Way
 from npu_tiling import SOCS
 
+from testing.operators import *  # noqa: F403
+
+WITHOUT_TRITON = ("npu_embedding", "tokens=8, vocabulary=9, width=64", "embedding(torch.arange(4), torch.randn(9, 64))")
 WIDTHS = [*range(1, 200), 256, 768, 1000, 1024, 2048, 3584, 4096, 5120, 7168, 8192, 9000, 12288, 16384, 16411, 65536, 100003]
 CHOOSE = [ascend.gather_tiling, ascend.sums_tiling, ascend.partials_tiling]
 CHIPS = {(soc.ub_bytes, soc.vector_cores): soc for soc in SOCS.values()}.values()

@@ -1,8 +1,6 @@
 """Tiling is plain arithmetic: no Triton, no device."""
 
 import dataclasses
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,9 @@ from npu_rms_norm.call import CASTING_MODES, Rounding, Shape, casting
 from npu_rms_norm.plans import choose
 from npu_tiling import SOCS, Device, soc
 
+from testing.operators import *  # noqa: F403
+
+WITHOUT_TRITON = ("npu_rms_norm", "tokens=8, width=64", "rms_norm(torch.randn(4, 64))")
 B4, B950 = soc("Ascend910B4"), soc("Ascend950PR_957b")
 H200 = Device("H200", "cuda", "sm_90", 132, 132, 232448, max_grid=2**31 - 1)
 CHIPS = [*{dataclasses.replace(chip, name=""): chip for chip in SOCS.values()}.values(), H200]  # names apart, each once
@@ -32,38 +33,6 @@ def shape(width, itemsize=2, *, backward=False, rows=2048, mode="llama", **chang
         rounding=rounding,
     )
     return dataclasses.replace(plain, **changes)
-
-
-def test_importing_tilings_needs_neither_triton_nor_a_device():
-    code = "import sys; sys.modules['triton'] = None; import npu_rms_norm; sys.exit('torch.cuda.nvtx' not in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-WITHOUT_TRITON = """
-import importlib, pkgutil, sys
-sys.modules["triton"] = None  # to import it is an ImportError
-import npu_rms_norm, npu_tiling, torch
-for each in pkgutil.walk_packages(npu_rms_norm.__path__, "npu_rms_norm."):
-    if "integrations" not in each.name and "__main__" not in each.name:
-        importlib.import_module(each.name)
-assert npu_rms_norm.explain(tokens=8, width=64, chip="H200", backward=True).launches[0].kernel == "forward_kernel"
-with npu_tiling.use_device(npu_tiling.GPUS["H200"], emulated=True):
-    try:
-        npu_rms_norm.rms_norm(torch.randn(4, 64))
-    except npu_tiling.MissingTritonError as error:
-        assert "pip install 'npu-rms-norm[cuda]'" in str(error), error
-    else:
-        raise AssertionError("no error")
-"""
-
-
-def test_every_page_is_imported_without_triton_and_a_launch_says_what_to_install():
-    assert subprocess.run([sys.executable, "-c", WITHOUT_TRITON]).returncode == 0
-
-
-def test_the_package_is_imported_without_a_look_at_triton():
-    code = "import sys, npu_rms_norm; sys.exit('triton' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 @pytest.mark.parametrize("chip", CHIPS, ids=lambda chip: chip.name)
