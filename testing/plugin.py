@@ -31,7 +31,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("npu_search", range(metafunc.config.getoption("--npu-shares")), indirect=True)
     if hasattr(metafunc.function, "asked") and "case" in metafunc.fixturenames:
         cases = metafunc.function.asked.cases(metafunc.function, metafunc.module)
-        metafunc.parametrize("case", cases, ids=[case.name for case in cases])
+        rows = [pytest.param(case, id=case.name, marks=getattr(case, "marks", ())) for case in cases]
+        metafunc.parametrize("case", rows)
 
 
 def pytest_pycollect_makeitem(collector: pytest.Module, name: str, obj: object) -> list[pytest.Item] | None:

@@ -20,6 +20,6 @@ def test_it_has_every_fixture_of_npu_offline():
 
 def test_shared_helpers_import_without_npu_offline_but_for_the_one_that_compiles():
     importing = {file.stem for file in ROOT.glob("testing/**/*.py") if cpu_plugin._IMPORTS.search(file.read_text())}
-    users = [file for file in ROOT.glob("packages/*/tests/*.py") if "from testing.declared_bytes" in file.read_text()]
-    assert importing == {"declared_bytes"}
+    users = [file for file in ROOT.glob("packages/*/tests/*.py") if "from testing.ascend" in file.read_text()]
+    assert importing == {"ascend"}
     assert users and all(cpu_plugin._IMPORTS.search(file.read_text()) for file in users)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-_IMPORTS = re.compile(r"^(?:from|import) npu_offline\b", re.MULTILINE)
+_IMPORTS = re.compile(r"^(?:from|import) (?:npu_offline|testing\.ascend)\b", re.MULTILINE)
 _left_out: list[Path] = []
 
 

@@ -1,54 +1,44 @@
 """What the Ascend compilers make of the kernels, and how many bytes they move: no chip, and no time, involved."""
 
-from pathlib import Path
+from functools import partial
 
 import depth
 import npu_offline
-import npu_tiling
 import pytest
 import torch
 from carried import carried_in_the_same_bytes
 from npu_attn_res import attn_res, attn_res_bank, attn_res_phase1
-from npu_offline.check import load_calls
-from npu_tiling import plans
 
-from testing.memory import guarded
+from testing.ascend import *  # noqa: F403
+from testing.ascend import Batches, Computed, launches, moved
 
-REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
-pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
-CALLS = dict(load_calls(Path(__file__).parents[1]))
-B4 = npu_tiling.soc("Ascend910B4")
-ONE_BUFFER = ("attn_res_products_kernel", "Ascend950PR_957b", "1.1.0")  # for rows beside those of several layers
+launches_of = partial(launches, __file__)
+
+TILES = ("bfloat16 4096, list", "bfloat16 7168, normalised merge", "bfloat16 16384", "bfloat16 1024, 5 layers")
+TILES += ("bfloat16 1000, bank", "bfloat16 7168, bank")
 
 
-def launches_of(label, soc="Ascend910B4"):
-    with npu_offline.record(soc) as records:
-        CALLS[label]()
-    return records
+def may_lose_a_buffer(record, soc, toolchain):
+    """For rows beside those of several layers."""
+    return (record.name, soc, toolchain) == ("attn_res_products_kernel", "Ascend950PR_957b", "1.1.0")
 
 
-@pytest.mark.uncollected(
-    "the toolchain has no such target", lambda soc, toolchain: not npu_offline.supported(soc, toolchain)
-)
-@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
-@pytest.mark.parametrize("soc", ["Ascend910B4", "Ascend950PR_957b"])
-@pytest.mark.parametrize(
-    "label",
-    [
-        "bfloat16 4096, list",
-        "bfloat16 7168, normalised merge",
-        "bfloat16 16384",
-        "bfloat16 1024, 5 layers",
-        "bfloat16 1000, bank",
-        "bfloat16 7168, bank",
-    ],
-)
-def test_tiles_fit_and_are_double_buffered(label, soc, toolchain):
-    for record in launches_of(label, soc):
-        report = npu_offline.compile_kernel(record, soc=soc, toolchain=toolchain)
-        assert report.fits, report.message
-        loses_a_buffer = (record.name, soc, toolchain) == ONE_BUFFER
-        assert report.double_buffered is not False or record.options.get("multibuffer") is False or loses_a_buffer
+def of_a_list(n_blocks, tokens):
+    inputs = [torch.empty(tokens, 512, requires_grad=True) for _ in range(n_blocks)]
+    weights = [torch.empty(512, requires_grad=True) for _ in range(2)]
+    attn_res(inputs, *weights).backward(torch.empty(tokens, 512))
+
+
+def computed(name, *sizes, listed=True):
+    case = depth.make(*sizes)
+    return Computed(name, lambda: depth.run(case, "cpu", listed), lambda found: depth.check(case, found), tensors=6)
+
+
+# The table of offsets, forward, backward, sums.
+INDEPENDENT = (Batches("a list", of_a_list, ((2, 2), (3, 64), (8, 1000), (33, 4097)), 4),)
+ON_OTHER_CHIPS = (computed("1000", 3, 50, 1000, torch.bfloat16),)
+IN_ANY_ORDER = (computed("512", 3, 300, 512, torch.bfloat16),)
+GUARDED = tuple(computed(f"{width}", 3, 37, width, torch.float32) for width in (123, 512, 16384))
 
 
 @pytest.mark.few(1)
@@ -59,21 +49,6 @@ def test_what_a_loop_carries_has_bytes_of_its_own_on_the_ascend950(label, toolch
     for record in launches_of(label, "Ascend950PR_957b"):
         report = npu_offline.compile_kernel(record, soc="Ascend950PR_957b", toolchain=toolchain)
         assert not list(carried_in_the_same_bytes(report))
-
-
-def test_compiling_depends_neither_on_the_tokens_nor_on_the_blocks():
-    kernels = set()
-    for n_blocks, tokens in ((2, 2), (3, 64), (8, 1000), (33, 4097)):
-        with npu_offline.record("Ascend910B4") as records:
-            inputs = [torch.empty(tokens, 512, requires_grad=True) for _ in range(n_blocks)]
-            weights = [torch.empty(512, requires_grad=True) for _ in range(2)]
-            attn_res(inputs, *weights).backward(torch.empty(tokens, 512))
-        kernels |= {(r.name, str(r.signature), str(r.constants), str(r.divisible)) for r in records}
-    assert len(kernels) == 4  # the table of offsets, forward, backward, sums
-
-
-def moved(launch):
-    return sum(traffic.read + traffic.written for traffic in launch.arguments.values())
 
 
 def emulated(case, listed=False, frozen=()):
@@ -167,39 +142,3 @@ def test_blocks_are_read_twice_for_any_number_of_layers(n_layers):
         attn_res_phase1(torch.randn(n_layers, 1024), case.blocks, case.rms_weight)
     read = sum(launch.arguments["p_v"].read for launch in emulation.launches)
     assert read == 2 * case.blocks.numel() * 2
-
-
-@pytest.mark.parametrize("soc", ["Ascend910B1", "Ascend950DT_95A1"])
-def test_other_chips_give_the_same_result(soc):
-    case = depth.make(3, 50, 1000, torch.bfloat16)
-    with npu_offline.emulate(soc):
-        depth.check(case, depth.run(case, "cpu", True))
-
-
-def test_programs_in_any_order_and_at_once_give_the_same_bits():
-    case = depth.make(3, 300, 512, torch.bfloat16)
-    results = []
-    for threads, shuffle in ((1, None), (1, 1), (2, 2)):
-        with npu_offline.emulate("Ascend910B4", threads=threads, shuffle=shuffle):
-            results.append(depth.run(case, "cpu", True))
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
-
-
-@pytest.mark.parametrize("width", [123, 512, 16384])
-def test_nothing_outside_the_tensors_is_written(width, monkeypatch):
-    """Every tensor that the operator allocates stands between guard values."""
-    checks = []
-
-    def guarding(shape, strides, dtype, device):
-        tensor, check = guarded(tuple(shape), dtype, device)
-        checks.append(check)
-        return tensor.as_strided(shape, strides)
-
-    monkeypatch.setattr(plans, "empty_strided", guarding)
-    case = depth.make(3, 37, width, torch.float32)
-    with npu_offline.emulate("Ascend910B4"):
-        depth.run(case, "cpu", listed=True)
-    assert len(checks) >= 6
-    for check in checks:
-        check()

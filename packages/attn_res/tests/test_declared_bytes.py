@@ -18,7 +18,7 @@ from npu_attn_res.ascend.tiling import rules as rules_of
 from npu_attn_res.shape import COLUMN_TASKS, Shape, Task
 from npu_attn_res.two_phase import plans as phase_kernels
 
-from testing.declared_bytes import FAMILIES, fits_everywhere, widest
+from testing.ascend import FAMILIES, fits_everywhere, widest
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]

@@ -2,7 +2,7 @@
 
 import math
 import re
-from pathlib import Path
+from functools import partial
 
 import lookup
 import npu_offline
@@ -11,20 +11,63 @@ import torch
 from npu_embedding import embedding, explain
 from npu_embedding.lookup.ascend import GATHER, PARTIALS, SUMS
 from npu_embedding.rows import RowShape, row_tiling
-from npu_offline.check import load_calls
-from npu_tiling import Kernels, plans, soc
+from npu_tiling import Kernels, soc
 from npu_tiling import launch as fallback
 
-REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
-pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
+from testing.ascend import *  # noqa: F403
+from testing.ascend import Batches, Computed, launches, moved, required
+
+launches_of = partial(launches, __file__)
+
+TILES = ("fp32 768", "bf16 7168", "fp32 123", "fp32 16384", "bf16 4096, by frequency")
+
+
+def may_lose_a_buffer(launch, soc, toolchain):
+    return launch.name in SORT
+
+
+def check_report(launch, report):
+    """The scalar unit reads indices, never an element of a row; the one thing it writes is the length of a run."""
+    assert "[NOTE]" not in report.message  # the last version retries without double buffering, and says so
+    if launch.name in SORT:
+        return
+    loads = re.findall(r"memref\.load .* : memref<(\S+?)[,>]", report.stages["final"])
+    stores = re.findall(r"memref\.store .* : memref<(\S+?)[,>]", report.stages["final"])
+    row, tile = launch.constants["BLOCK_N"], launch.constants["BLOCK_N"] * launch.constants.get("BLOCK_M", 1)
+    kind = "i32" if launch.signature.get("p_weight") == "*i32" else "i16"
+    # Rows of zeros and of NaN are written once and stored often: one copy of them is enough, so count buffers.
+    if launch.name in ("sum_rows_kernel", "add_partials_kernel"):
+        assert report.double_buffered
+    elif launch.constants["GATHER"]:
+        assert buffers(report)[tile, kind] >= 2
+    else:
+        assert buffers(report)[row, kind] >= 4
+    assert set(loads) <= {"1xi64", "1xi32", f"{launch.constants.get('BLOCK_M')}xi64"}
+    assert set(stores) <= {"1xf32", "1xi64"}  # the latter a counter of multi-buffering
+
+
+def look_up(n, rows):
+    weight = torch.zeros(rows, 16, requires_grad=True)
+    embedding(torch.zeros(n, dtype=torch.int64), weight).backward(torch.zeros(n, 16))
+
+
+def computed(name, *sizes, outside=False, **options):
+    case = lookup.make(*sizes, **options)
+    if outside:
+        case.indices[5] = case.weight.shape[0]
+    return Computed(name, lambda: lookup.run(case, "cpu"), lambda found: lookup.check(case, found), tensors=5)
+
+
+SIZES = ((1, 7), (2, 1000), (64, 31), (1000, 16), (2000, 300), (5000, 300), (70000, 300), (140001, 7))
+INDEPENDENT = (Batches("indices and rows", look_up, SIZES, 5),)
+ON_OTHER_CHIPS = (computed("123", 900, 200, 123, torch.bfloat16, "zipf"),)
+IN_ANY_ORDER = (computed("64", 900, 200, 64, kind="zipf"),)
+GUARDED = tuple(  # out, dweight, keys, order, partial sums
+    computed(f"{width}", 77, 30, width, kind="zipf", padding_idx=2, vocab_range=(0, 30), outside=True)
+    for width in (1, 7, 123, 512, 16411)
+)
+
 SORT = ("sort_runs_kernel", "merge_runs_kernel")
-CALLS = dict(load_calls(Path(__file__).parents[1]))
-
-
-def launches_of(label, chip="Ascend910B4"):
-    with npu_offline.record(chip) as records:
-        CALLS[label]()
-    return records
 
 
 def buffers(report):
@@ -38,45 +81,6 @@ def buffers(report):
     return counts
 
 
-@pytest.mark.uncollected(
-    "the toolchain has no such target", lambda chip, toolchain: not npu_offline.supported(chip, toolchain)
-)
-@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
-@pytest.mark.parametrize("chip", ["Ascend910B4", "Ascend950PR_957b"])
-@pytest.mark.parametrize("label", ["fp32 768", "bf16 7168", "fp32 123", "fp32 16384", "bf16 4096, by frequency"])
-def test_tiles_fit_are_double_buffered_and_moved_whole(label, chip, toolchain):
-    for launch in launches_of(label, chip):
-        report = npu_offline.compile_kernel(launch, soc=chip, toolchain=toolchain)
-        assert report.fits, report.message
-        assert "[NOTE]" not in report.message  # the last version retries without double buffering, and says so
-        # The scalar unit reads indices, never an element of a row; the one thing it writes is the length of a run.
-        loads = re.findall(r"memref\.load .* : memref<(\S+?)[,>]", report.stages["final"])
-        stores = re.findall(r"memref\.store .* : memref<(\S+?)[,>]", report.stages["final"])
-        if launch.name in SORT:
-            continue
-        row, tile = launch.constants["BLOCK_N"], launch.constants["BLOCK_N"] * launch.constants.get("BLOCK_M", 1)
-        kind = "i32" if launch.signature.get("p_weight") == "*i32" else "i16"
-        # Rows of zeros and of NaN are written once and stored often: one copy of them is enough, so count buffers.
-        if launch.name in ("sum_rows_kernel", "add_partials_kernel"):
-            assert report.double_buffered
-        elif launch.constants["GATHER"]:
-            assert buffers(report)[tile, kind] >= 2
-        else:
-            assert buffers(report)[row, kind] >= 4
-        assert set(loads) <= {"1xi64", "1xi32", f"{launch.constants.get('BLOCK_M')}xi64"}
-        assert set(stores) <= {"1xf32", "1xi64"}  # the latter a counter of multi-buffering
-
-
-def required(launch, **blocks):
-    """UB that the compiler asks for, where it refuses a tile and has reused every buffer it can."""
-    constants = {**launch.constants, **blocks}
-    report = npu_offline.compile_kernel(
-        launch.kernel, launch.signature, constants, soc="Ascend910B4", toolchain="1.1.0", options=launch.options
-    )
-    assert not report.fits
-    return report.required_ub_bytes
-
-
 @pytest.mark.parametrize("label", ["bf16 4096", "fp32 4096", "bf16 4096, by frequency"])
 @pytest.mark.parametrize("rows", [2, 8])
 def test_declared_tiles_are_what_the_compiler_needs(label, rows):
@@ -87,28 +91,14 @@ def test_declared_tiles_are_what_the_compiler_needs(label, rows):
     shape = RowShape(width=width, itemsize=itemsize, device=chip)
     for launch, kernel in ((forward, GATHER), (sums, SUMS), (partials, PARTIALS)):
         tile = row_tiling(kernel, shape, rows, width, why="", decided_at="")
-        declared, needed = tile.ub_bytes, required(launch, **tile.constants)
+        declared, needed = tile.ub_bytes, required(launch, tile.constants)
         assert needed <= declared <= 1.02 * needed
-
-
-def test_compiling_depends_neither_on_the_number_of_indices_nor_of_rows():
-    kernels = set()
-    for n, rows in ((1, 7), (2, 1000), (64, 31), (1000, 16), (2000, 300), (5000, 300), (70000, 300), (140001, 7)):
-        with npu_offline.record("Ascend910B4") as records:
-            weight = torch.zeros(rows, 16, requires_grad=True)
-            embedding(torch.zeros(n, dtype=torch.int64), weight).backward(torch.zeros(n, 16))
-        kernels |= {(r.name, str(r.signature), str(r.constants), str(r.divisible)) for r in records}
-    assert len(kernels) == 5
 
 
 def emulate(case, chip="Ascend910B4", **options):
     with npu_offline.emulate(chip, **options) as emulation:
         results = lookup.run(case, "cpu")
     return emulation.launches, results
-
-
-def moved(launch):
-    return sum(traffic.read + traffic.written for traffic in launch.arguments.values())
 
 
 @pytest.mark.parametrize("kind", ["uniform", "zipf", "equal"])
@@ -192,44 +182,6 @@ def test_no_step_of_a_gradient_is_one_of_the_ai_cpu(n, sparse):
     events = profile.profiler.kineto_results.events()
     called = {event.name().removeprefix("aten::") for event in events}
     assert not {"searchsorted", "bucketize", "sort", "argsort", "cumsum", "cummax", "unique", "_unique2"} & called
-
-
-@pytest.mark.parametrize("chip", ["Ascend910B1", "Ascend950DT_95A1"])
-def test_other_chips_give_the_same_result(chip):
-    case = lookup.make(900, 200, 123, torch.bfloat16, "zipf")
-    lookup.check(case, emulate(case, chip)[1])
-
-
-def test_programs_in_any_order_and_at_once_give_the_same_bits():
-    case = lookup.make(900, 200, 64, kind="zipf")
-    results = [emulate(case, threads=threads, shuffle=shuffle)[1] for threads, shuffle in ((1, None), (1, 1), (2, 2))]
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
-
-
-@pytest.mark.parametrize("width", [1, 7, 123, 512, 16411])
-def test_nothing_outside_the_tensors_is_written(width, monkeypatch):
-    """Every tensor that the operator allocates stands between guard values."""
-    from testing.memory import guarded
-
-    checks = []
-
-    def guarding(shape, strides, dtype, device):
-        tensor, check = guarded(shape, dtype, device)
-        checks.append(check)
-        return tensor
-
-    monkeypatch.setattr(plans, "empty_strided", guarding)
-    case = lookup.make(77, 30, width, kind="zipf", padding_idx=2, vocab_range=(0, 30))
-    case.indices[5] = 30
-    with npu_offline.emulate("Ascend910B4"):
-        weight = lookup.leaf(case.weight, "cpu")
-        out = embedding(case.indices, weight, **case.options)
-        (dweight,) = torch.autograd.grad(out, weight, case.dy)
-    assert len(checks) == 5  # out, dweight, keys, order, partial sums
-    for check in checks:
-        check()
-    lookup.check(case, (out.detach(), dweight))
 
 
 def test_a_compiler_that_needs_more_gets_a_smaller_tile(monkeypatch):

@@ -13,7 +13,7 @@ from npu_embedding.lookup.ascend import GATHER, PARTIALS, SUMS
 from npu_embedding.rows import RowShape, row_tiling
 from npu_offline.check import load_calls
 
-from testing.declared_bytes import FAMILIES, fits_everywhere, widest
+from testing.ascend import FAMILIES, fits_everywhere, widest
 
 REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
 pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from pathlib import Path
+from functools import partial
 
 import losses
 import npu_offline
@@ -11,51 +11,56 @@ import pytest
 import torch
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, matmul
 from npu_fused_linear_cross_entropy.tiling import AscendTiling, ChunkKernel, ChunkShape
-from npu_offline.check import load_calls
 from npu_offline.check.execution import WEAK
-from npu_tiling import plans
 from planned_anew import planned_anew
 
-from testing.memory import guarded
+from testing.ascend import *  # noqa: F403
+from testing.ascend import Batches, Computed, launches, moved, pytestmark, required
 
-REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
-pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
-CALLS = dict(load_calls(Path(__file__).parents[1]))
+launches_of = partial(launches, __file__)
+pytestmark = [*pytestmark, pytest.mark.few(3)]
+TILES = ("bfloat16 123", "bfloat16 128256", "bfloat16 50257, everything", "float32 32000", "bfloat16 50257, distributions")
+
+
+def may_lose_a_buffer(record, soc, toolchain):
+    """CANN 9.0 gives loops that store the targets' elements row by row one buffer on an Ascend950."""
+    stores_targets = "exponentials" in record.name or "settle" in record.name
+    return toolchain == "1.1.0" and soc.startswith("Ascend950") and stores_targets
+
+
+def check_report(record, report):
+    """The scalar unit touches values of single rows, never an element of a tile."""
+    if record.name in PASSES:
+        rows = record.constants["BLOCK_M"]
+        loads = re.findall(r"memref\.load .* : memref<(\d+)(?:x(\d+))?x[a-z]", report.stages["final"])
+        assert all(int(n) * int(m or 1) <= 2 * rows for n, m in loads)
+
+
+def of_tokens(tokens):
+    x, weight = torch.zeros(tokens, 16, requires_grad=True), torch.zeros(123, 16, requires_grad=True)
+    fused_linear_cross_entropy(x, weight, torch.zeros(tokens, dtype=torch.int64)).backward()
+
+
+def computed(name, *sizes, roundings=1, **options):
+    case, results = losses.make(*sizes, **options), []
+
+    def run():
+        results[:] = [losses.run(case, "cpu")]
+        return results[0].outputs["loss"], *results[0].gradients.values()
+
+    return Computed(name, run, lambda _: losses.check(case, results[0], roundings=roundings), tensors=6)
+
+
+INDEPENDENT = (Batches("tokens", of_tokens, ((2,), (3,), (64,), (1000,)), 4),)
+ON_OTHER_CHIPS = (computed("5000", 37, 16, 5000, label_smoothing=0.1, return_token_accuracy=True),)
+IN_ANY_ORDER = (computed("5000", 150, 16, 5000),)
+GUARDED = tuple(
+    computed(f"{vocabulary}", 37, 16, vocabulary, roundings=4, reduction=reduction, chunk_tokens=10)
+    for vocabulary, reduction in ((7, "mean"), (123, "none"), (5001, "mean"))
+)
+
 PASSES = ("cross_entropy_kernel", "cross_entropy_exponentials_kernel", "cross_entropy_statistics_kernel")  # over whole rows
 PASSES += ("distribution_statistics_kernel", "distribution_gradient_kernel")
-
-
-def launches_of(label, chip="Ascend910B4"):
-    with npu_offline.record(chip) as records:
-        CALLS[label]()
-    return records
-
-
-@pytest.mark.few(3)
-@pytest.mark.uncollected(
-    "the toolchain has no such target", lambda chip, toolchain: not npu_offline.supported(chip, toolchain)
-)
-@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
-@pytest.mark.parametrize("chip", ["Ascend910B4", "Ascend950PR_957b"])
-@pytest.mark.parametrize(
-    "label",
-    ["bfloat16 123", "bfloat16 128256", "bfloat16 50257, everything", "float32 32000", "bfloat16 50257, distributions"],
-)
-def test_tiles_fit_and_are_double_buffered(label, chip, toolchain):
-    for record in launches_of(label, chip):
-        report = npu_offline.compile_kernel(record, soc=chip, toolchain=toolchain)
-        assert report.fits, report.message
-        # CANN 9.0 gives loops that store the targets' elements row by row one buffer on an Ascend950.
-        stores_targets = "exponentials" in record.name or "settle" in record.name
-        one_buffer = toolchain == "1.1.0" and chip.startswith("Ascend950") and stores_targets
-        assert report.double_buffered is not False or one_buffer
-        if record.name in PASSES:
-            # the scalar unit touches values of single rows, never an element of a tile
-            rows = record.constants["BLOCK_M"]
-            loads = re.findall(r"memref\.load .* : memref<(\d+)(?:x(\d+))?x[a-z]", report.stages["final"])
-            assert all(int(n) * int(m or 1) <= 2 * rows for n, m in loads)
-
-
 PROBLEMS = {
     "plain": ("bfloat16 128256", {"kernel": ChunkKernel.EXPONENTIALS}),
     "narrow logits": ("bfloat16 128256, narrow logits", {"itemsize": 2, "kernel": ChunkKernel.EXPONENTIALS}),
@@ -66,7 +71,6 @@ PROBLEMS = {
 }
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize("what", PROBLEMS)
 def test_declared_tiles_are_what_the_compiler_needs(what):
     """Never less, or a chosen tile would not compile; not much more, or transfers would be short for nothing."""
@@ -85,21 +89,8 @@ def test_declared_tiles_are_what_the_compiler_needs(what):
     if exponentials:
         constants["TILES"] = width // block
     for toolchain in toolchains:
-        report = npu_offline.compile_kernel(
-            record.kernel, record.signature, constants, soc=chip.name, toolchain=toolchain, options=record.options
-        )
-        assert not report.fits
-        assert report.required_ub_bytes <= declared <= 1.2 * report.required_ub_bytes
-
-
-def test_compiling_does_not_depend_on_the_number_of_tokens():
-    kernels = set()
-    for tokens in (2, 3, 64, 1000):
-        with npu_offline.record("Ascend910B4") as records:
-            x, weight = torch.zeros(tokens, 16, requires_grad=True), torch.zeros(123, 16, requires_grad=True)
-            fused_linear_cross_entropy(x, weight, torch.zeros(tokens, dtype=torch.int64)).backward()
-        kernels |= {(r.name, str(r.signature), str(r.constants)) for r in records}
-    assert len([kernel for kernel in kernels if kernel[0] == "cross_entropy_kernel"]) == 1
+        needed = required(record, constants, toolchain)
+        assert needed <= declared <= 1.2 * needed
 
 
 @pytest.mark.few(4)
@@ -126,8 +117,7 @@ def test_memory_traffic_is_the_minimum(vocabulary, options, reads, dtype, narrow
     (moving,) = [launch for launch in emulation.launches if launch.kernel in PASSES]
     logits = tokens * vocabulary * (dtype.itemsize if narrow else 4)
     minimum = reads * logits + tokens * vocabulary * dtype.itemsize
-    moved = sum(traffic.read + traffic.written for traffic in moving.arguments.values())
-    assert minimum <= moved <= 1.05 * minimum
+    assert minimum <= moved(moving) <= 1.05 * minimum
     for name, traffic in moving.arguments.items():
         assert traffic.atomics == 0
         assert traffic.scalars <= 8 * tokens, name
@@ -141,8 +131,7 @@ def test_the_loss_alone_reads_the_logits_once():
     with npu_offline.emulate("Ascend910B4") as emulation:
         fused_linear_cross_entropy(case.x, case.weight, case.target)
     (moving,) = [launch for launch in emulation.launches if launch.kernel == "cross_entropy_statistics_kernel"]
-    moved = sum(traffic.read + traffic.written for traffic in moving.arguments.values())
-    assert 80 * 32000 * 4 <= moved <= 1.05 * 80 * 32000 * 4
+    assert 80 * 32000 * 4 <= moved(moving) <= 1.05 * 80 * 32000 * 4
 
 
 def test_a_gradient_of_one_is_not_multiplied():
@@ -175,43 +164,6 @@ def test_gradients_of_a_graph_that_is_kept_are_read_once_and_written_elsewhere(f
     size = 2 * (x.numel() + weight.numel())
     moved = [(launch.arguments["p_values"].read, launch.arguments["p_out"].written) for launch in scaling[:4]]
     assert [*map(sum, zip(*moved, strict=True))] == [2 * size, 2 * size]
-
-
-@pytest.mark.parametrize("chip", ["Ascend910B1", "Ascend950DT_95A1"])
-def test_other_chips_give_the_same_result(chip):
-    case = losses.make(37, 16, 5000, label_smoothing=0.1, return_token_accuracy=True)
-    with npu_offline.emulate(chip):
-        losses.check(case, losses.run(case, "cpu"))
-
-
-def test_programs_in_any_order_and_at_once_give_the_same_bits():
-    case = losses.make(150, 16, 5000)
-    results = []
-    for threads, shuffle in ((1, None), (1, 1), (2, 2)):
-        with npu_offline.emulate("Ascend910B4", threads=threads, shuffle=shuffle):
-            results.append(losses.run(case, "cpu"))
-    for other in results[1:]:
-        assert torch.equal(other.outputs["loss"], results[0].outputs["loss"])
-        assert all(torch.equal(other.gradients[name], results[0].gradients[name]) for name in other.gradients)
-
-
-@pytest.mark.parametrize(("vocabulary", "reduction"), [(7, "mean"), (123, "none"), (5001, "mean")])
-def test_nothing_outside_the_tensors_is_written(vocabulary, reduction, monkeypatch):
-    """Every tensor that the loss allocates stands between guard values."""
-    checks = []
-
-    def guarding(shape, strides, dtype, device):
-        tensor, check = guarded(tuple(shape), dtype, device)
-        checks.append(check)
-        return tensor
-
-    monkeypatch.setattr(plans, "empty_strided", guarding)
-    case = losses.make(37, 16, vocabulary, reduction=reduction, chunk_tokens=10)
-    with npu_offline.emulate("Ascend910B4"):
-        losses.check(case, losses.run(case, "cpu"), roundings=4)
-    assert len(checks) >= 6
-    for check in checks:
-        check()
 
 
 KEPT = {"memory_budget": 7 * 4 * 2048}

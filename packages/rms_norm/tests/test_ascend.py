@@ -1,59 +1,55 @@
 """What the Ascend compilers make of the kernels, and how many bytes they move: no chip, and no time, involved."""
 
-from pathlib import Path
+from functools import partial
 
 import formula
 import npu_offline
 import npu_tiling
 import pytest
 import torch
-from npu_offline.check import load_calls
 from npu_rms_norm import add_rms_norm, gated_rms_norm, qk_rms_norm, rms_norm
 from npu_rms_norm.ascend import RULES, AscendTiling
 from npu_rms_norm.call import Rounding, Shape
-from npu_tiling import Kernels, plans
+from npu_tiling import Kernels
 
-from testing.memory import guarded
+from testing.ascend import *  # noqa: F403
+from testing.ascend import Batches, Computed, launches, moved, required
 
-REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
-pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
-CALLS = dict(load_calls(Path(__file__).parents[1]))
+launches_of = partial(launches, __file__)
 
-
-def launches_of(label, soc):
-    with npu_offline.record(soc) as records:
-        CALLS[label]()
-    return records
+TILES = ("bfloat16 512", "bfloat16 8192", "float32 123", "bfloat16 65536", "bfloat16 4096, residual", "bfloat16 2048, gated")
 
 
-@pytest.mark.uncollected(
-    "the toolchain has no such target", lambda soc, toolchain: not npu_offline.supported(soc, toolchain)
-)
-@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
-@pytest.mark.parametrize("soc", ["Ascend910B4", "Ascend950PR_957b"])
-@pytest.mark.parametrize(
-    "label",
-    ["bfloat16 512", "bfloat16 8192", "float32 123", "bfloat16 65536", "bfloat16 4096, residual", "bfloat16 2048, gated"],
-)
-def test_tiles_fit_and_are_double_buffered(label, soc, toolchain):
-    for record in launches_of(label, soc):
-        report = npu_offline.compile_kernel(record, soc=soc, toolchain=toolchain)
-        assert report.fits, report.message
-        assert report.double_buffered is not False or record.options.get("multibuffer") is False
+def of_rows(rows):
+    x, weight = torch.empty(rows, 512, requires_grad=True), torch.empty(512, requires_grad=True)
+    rms_norm(x, weight).backward(torch.empty(rows, 512))
 
 
-def required(record, **blocks):
-    """UB for a tile that the compiler refuses, with two buffers a load: it reuses every buffer that it can."""
-    report = npu_offline.compile_kernel(
-        record.kernel,
-        record.signature,
-        {**record.constants, **blocks},
-        soc="Ascend910B4",
-        toolchain="1.1.0",
-        options={**record.options, "multibuffer": True},
-    )
-    assert not report.fits
-    return report.required_ub_bytes
+def computed(name, *sizes):
+    case = formula.make(*sizes)
+    return Computed(name, lambda: formula.run(case, rms_norm, "cpu"), lambda found: formula.check(case, found))
+
+
+def every_function(width):
+    case, residual = formula.make(37, width, torch.float32), torch.randn(37, width)
+
+    def run():
+        leaves = [formula.leaf(tensor, "cpu") for tensor in (case.x, residual, case.weight)]
+        y, total = add_rms_norm(*leaves)
+        torch.autograd.grad((y, total), leaves, (case.dy, case.dy))
+        gated_rms_norm(*leaves).backward(case.dy)
+        qkv, weight = torch.randn(9, 4 * width, requires_grad=True), leaves[2]
+        results = tuple(qk_rms_norm(qkv, weight, weight, 2, 1))
+        torch.autograd.backward(results, [torch.ones_like(result) for result in results])
+        return results
+
+    return Computed(f"{width}", run, tensors=15)
+
+
+INDEPENDENT = (Batches("rows", of_rows, ((2,), (3,), (64,), (1000,), (4097,)), 3),)
+ON_OTHER_CHIPS = (computed("1000", 200, 1000, torch.bfloat16),)
+IN_ANY_ORDER = (computed("512", 500, 512, torch.bfloat16),)
+GUARDED = tuple(map(every_function, (7, 123, 512)))
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
@@ -65,7 +61,7 @@ def test_declared_tiles_are_what_the_compiler_needs(mode, dtype, rows, backward)
     label = f"{dtype} 4096".removeprefix("torch.")
     if mode == "none" and dtype == torch.bfloat16:
         label += " none"
-    record = launches_of(label, "Ascend910B4")[backward]
+    record = launches_of(label)[backward]
     width = 16384 // rows
     itemsizes = (dtype.itemsize,) * (1 + backward)
     name = "bf16" if dtype == torch.bfloat16 else "fp32"
@@ -83,23 +79,8 @@ def test_declared_tiles_are_what_the_compiler_needs(mode, dtype, rows, backward)
     chip = npu_tiling.soc("Ascend910B4")
     tiling = AscendTiling(shape=shape, device=chip, rule=two_buffers, rows=rows, columns=width)
     declared = tiling.ub_bytes
-    needed = required(record, N=width, M=rows, BLOCK_N=width)
+    needed = required(record, {"N": width, "M": rows, "BLOCK_N": width}, multibuffer=True)
     assert needed <= declared <= 1.2 * needed
-
-
-def test_compiling_does_not_depend_on_the_number_of_rows():
-    kernels = set()
-    for rows in (2, 3, 64, 1000, 4097):
-        with npu_offline.record("Ascend910B4") as records:
-            x = torch.empty(rows, 512, requires_grad=True)
-            weight = torch.empty(512, requires_grad=True)
-            rms_norm(x, weight).backward(torch.empty(rows, 512))
-        kernels |= {(r.name, str(r.signature), str(r.constants), str(r.divisible)) for r in records}
-    assert len(kernels) == 3
-
-
-def moved(launch):
-    return sum(traffic.read + traffic.written for traffic in launch.arguments.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -161,49 +142,6 @@ def test_transfers_are_whole_tiles():
         rms_norm(x)
     (moving,) = emulation.launches
     assert moving.arguments["p_x"].read / moving.arguments["p_x"].transfers >= 8192
-
-
-@pytest.mark.parametrize("soc", ["Ascend910B1", "Ascend950DT_95A1"])
-def test_other_chips_give_the_same_result(soc):
-    case = formula.make(200, 1000, torch.bfloat16)
-    with npu_offline.emulate(soc):
-        formula.check(case, formula.run(case, rms_norm, "cpu"))
-
-
-def test_programs_in_any_order_and_at_once_give_the_same_bits():
-    case = formula.make(500, 512, torch.bfloat16)
-    results = []
-    for threads, shuffle in ((1, None), (1, 1), (2, 2)):
-        with npu_offline.emulate("Ascend910B4", threads=threads, shuffle=shuffle):
-            results.append(formula.run(case, rms_norm, "cpu"))
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
-
-
-@pytest.mark.parametrize("width", [7, 123, 512])
-def test_nothing_outside_the_tensors_is_written(width, monkeypatch):
-    """Every tensor that the operator allocates stands between guard values."""
-    checks = []
-
-    def guarding(shape, strides, dtype, device):
-        tensor, check = guarded(tuple(shape), dtype, device)
-        checks.append(check)
-        return tensor
-
-    monkeypatch.setattr(plans, "empty_strided", guarding)
-    case = formula.make(37, width, torch.float32)
-    residual = torch.randn(37, width)
-    with npu_offline.emulate("Ascend910B4"):
-        leaves = [formula.leaf(tensor, "cpu") for tensor in (case.x, residual, case.weight)]
-        y, total = add_rms_norm(*leaves)
-        torch.autograd.grad((y, total), leaves, (case.dy, case.dy))
-        gated_rms_norm(*leaves).backward(case.dy)
-        qkv, weight = torch.randn(9, 4 * width, requires_grad=True), leaves[2]
-        results = tuple(qk_rms_norm(qkv, weight, weight, 2, 1))
-        torch.autograd.backward(results, [torch.ones_like(result) for result in results])
-    assert len(checks) >= 15
-    for check in checks:
-        check()
 
 
 def test_a_compiler_that_needs_more_gets_a_smaller_tile(monkeypatch):
