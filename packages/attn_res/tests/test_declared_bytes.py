@@ -5,7 +5,7 @@ The widest tile that is declared to fit fits with every compiler. Of kernels tha
 third wider does not with some: rows would be split that fit.
 """
 
-from functools import cache, partial
+from functools import cache
 
 import npu_offline
 import npu_tiling
@@ -18,12 +18,10 @@ from npu_attn_res.ascend.tiling import rules as rules_of
 from npu_attn_res.shape import COLUMN_TASKS, Shape, Task
 from npu_attn_res.two_phase import plans as phase_kernels
 
-from testing.ascend import FAMILIES, fits_everywhere, widest
+from testing.ascend import *  # noqa: F403
+from testing.ascend import FAMILIES, Declared, fits_everywhere
 
-REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
-pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
 PAGES = (ascend_kernels, kernels, phase_kernels)
-UNIT = 16  # columns
 NAMES = {
     "forward": "attn_res_forward_prefetch_kernel",
     "forward, normalised": "attn_res_forward_prefetch_kernel",
@@ -81,24 +79,9 @@ def shape_of(kernel, dtype, width, layers=1):
     return Shape(task=task, width=width, itemsize=dtype.itemsize, layers=layers, **options)
 
 
-def rules(kernel, dtype):
-    """Ways, and the rows and layers of a tile: one row, several rows, several layers."""
-    if kernel in COLUMN_TASKS:
-        return [(Way.COLUMNS, 2, 1), (Way.COLUMNS, 1, 4)]
-    found = [row.way for row in rules_of(shape_of(kernel, dtype, 16))]
-    return [(way, 1 if way.has_one_row else 4, 1) for way in found]
-
-
 def tile(kernel, dtype, soc, width, way, rows, layers):
     shape = shape_of(kernel, dtype, width, layers)
     return AscendTiling(shape=shape, device=npu_tiling.soc(soc), way=way, block_m=rows, block_s=layers, block_d=width)
-
-
-def fits(kernel, tile, dtype, soc):
-    """Whether every compiler for the chip takes a tile."""
-    record = record_of(kernel, dtype, tile.shape.layers, soc)
-    function = next(found for page in PAGES if (found := getattr(page, tile.kernel.name, None)) is not None)
-    return fits_everywhere(record, tile.constants, soc, options=tile.options, kernel=function)
 
 
 # Ways that are declared to take more than they do. The first leaves wide rows to kernels that take columns: those are
@@ -115,30 +98,39 @@ GENEROUS = [
     (FAMILIES[0], "backward", torch.bfloat16, Way.ROWS),
     (FAMILIES[0], "backward", torch.bfloat16, Way.ROW_TWO_BUFFERS),
 ]
-ALWAYS = (FAMILIES[1], "merge", torch.bfloat16)
-CASES = [
-    pytest.param(soc, kernel, dtype, marks=() if (soc, kernel, dtype) == ALWAYS else pytest.mark.nightly)
+
+
+def ways(kernel, dtype):
+    """Ways, and the rows and layers of a tile: one row, several rows, several layers."""
+    if kernel in COLUMN_TASKS:
+        return [(Way.COLUMNS, 2, 1), (Way.COLUMNS, 1, 4)]
+    found = [row.way for row in rules_of(shape_of(kernel, dtype, 16))]
+    return [(way, 1 if way.has_one_row else 4, 1) for way in found]
+
+
+def declared(soc, kernel, dtype, way):
+    def fits(width):
+        found = tile(kernel, dtype, soc, width, *way)
+        record = record_of(kernel, dtype, found.shape.layers, soc)
+        function = next(function for page in PAGES if (function := getattr(page, found.kernel.name, None)) is not None)
+        return fits_everywhere(record, found.constants, soc, options=found.options, kernel=function)
+
+    # The bytes of tiles of columns depend on the number of layers.
+    return Declared(
+        f"{soc}, {kernel}, {dtype}, {way[0].name}, {way[2]}",
+        soc,
+        lambda width: tile(kernel, dtype, soc, width, *way).ub_bytes,
+        fits,
+        tight=kernel not in COLUMN_TASKS and (soc, kernel, dtype, way[0]) not in GENEROUS,
+        marks=() if (soc, kernel, dtype) == (FAMILIES[1], "merge", torch.bfloat16) else pytest.mark.nightly,
+    )
+
+
+DECLARED = [
+    declared(soc, kernel, dtype, way)
     for soc in FAMILIES
     for kernel in NAMES
     for dtype in (torch.bfloat16, torch.float32)
     if (kernel, dtype) != ("backward", torch.float32)  # whose gradient of h is fp32: "backward from fp32"
+    for way in ways(kernel, dtype)
 ]
-
-
-@pytest.mark.parametrize(("soc", "kernel", "dtype"), CASES)
-def test_the_widest_tile_that_is_declared_to_fit_does(soc, kernel, dtype):
-    def declared(way, width):
-        return tile(kernel, dtype, soc, width, *way).ub_bytes
-
-    too_little, too_much = [], []
-    for way in rules(kernel, dtype):
-        width = widest(partial(declared, way), soc)
-        if not fits(kernel, tile(kernel, dtype, soc, width, *way), dtype, soc):
-            too_little.append((width, way))
-        if (soc, kernel, dtype, way[0]) in GENEROUS:
-            continue
-        if kernel not in COLUMN_TASKS:  # whose bytes depend on the number of layers
-            wider = width * 4 // 3 // UNIT * UNIT
-            if fits(kernel, tile(kernel, dtype, soc, wider, *way), dtype, soc):
-                too_much.append((wider, way))
-    assert (too_little, too_much) == ([], [])

@@ -1,23 +1,16 @@
 """The Unified Buffer that tilings declare, against the Ascend compilers: every kernel, both families of chips, both widths
 of elements. The widest tile that is declared to fit fits with every compiler."""
 
-import functools
 import itertools
-from pathlib import Path
 
-import npu_offline
 import npu_tiling
-import pytest
 from npu_embedding.bags.ascend import BAG_TILES, BAGS, SPREAD, SPREAD_TILES
 from npu_embedding.lookup.ascend import GATHER, PARTIALS, SUMS
 from npu_embedding.rows import RowShape, row_tiling
-from npu_offline.check import load_calls
 
-from testing.ascend import FAMILIES, fits_everywhere, widest
+from testing.ascend import *  # noqa: F403
+from testing.ascend import FAMILIES, Declared, fits_everywhere, launches
 
-REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
-pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
-CALLS = dict(load_calls(Path(__file__).parents[1]))
 # Of each kernel: its name in the tiling, and the rows of a tile. Rows of odd widths are not gathered.
 KERNELS = {
     "gather_rows_kernel": (GATHER, (2, 8)),
@@ -37,33 +30,29 @@ OF_BAGS = [("bf16 160, bags", each) for each in OF_BAGS_ALONE] + [
 OF_BAGS += [("e4m3 768", "sum_bags_kernel"), ("bf16 160, bags", "sum_bags_kernel, tiles")]
 OF_BAGS += [("bf16 768, normalised", f"{each}, tiles") for each in OF_BAGS_ALONE]
 ROWS = [case for case in itertools.product(LABELS, KERNELS) if "bags" not in case[1]]
-CASES = [(soc, *case) for soc in reversed(FAMILIES) for case in [*ROWS, *OF_BAGS]]
 
 
-@functools.cache
-def records_of(label, soc):
-    with npu_offline.record(soc) as records:
-        CALLS[label]()
-    return {record.name: record for record in records}
-
-
-@pytest.mark.parametrize(
-    ("soc", "label", "kernel"),
-    [pytest.param(*case, marks=() if place == 0 else pytest.mark.nightly) for place, case in enumerate(CASES)],
-)
-def test_the_widest_tile_that_is_declared_to_fit_does(soc, label, kernel):
+def declared(soc, label, kernel, rows, **options):
     chip, itemsize = npu_tiling.soc(soc), 4 if label.startswith("fp32") else 2
     name, _, form = kernel.partition(", ")
-    kind, each = KERNELS[kernel]
-    record = records_of(label, soc)[name]
 
-    def launch(rows, width):
+    def launch(width):
         shape = RowShape(width=width, itemsize=itemsize, device=chip)
-        return row_tiling(kind, shape, rows, width, why="", decided_at="")
+        return row_tiling(KERNELS[kernel][0], shape, rows, width, why="", decided_at="")
 
-    def declared(rows, width):
-        return launch(rows, width).ub_bytes
+    def fits(width):
+        record = next(record for record in reversed(launches(__file__, label, soc)) if record.name == name)
+        return fits_everywhere(record, launch(width).constants, soc)
 
-    for rows in each:
-        width = widest(functools.partial(declared, rows), soc, first=7 if form == "odd" else 0)
-        assert fits_everywhere(record, launch(rows, width).constants, soc), (width, rows)
+    of = f"{soc}, {label}, {kernel}, {rows}"
+    return Declared(of, soc, lambda width: launch(width).ub_bytes, fits, first=7 if form == "odd" else 0, **options)
+
+
+DECLARED = [declared(FAMILIES[1], *ROWS[0], rows, marks=()) for rows in KERNELS[ROWS[0][1]][1]]
+DECLARED += [
+    declared(soc, label, kernel, rows)
+    for soc in reversed(FAMILIES)
+    for label, kernel in (*ROWS, *OF_BAGS)
+    for rows in KERNELS[kernel][1]
+    if (soc, label, kernel) != (FAMILIES[1], *ROWS[0])
+]

@@ -2,22 +2,17 @@
 widest tile that is declared to fit fits with every compiler."""
 
 import dataclasses
-import functools
 import itertools
-from pathlib import Path
 
 import npu_offline
 import npu_tiling
 import pytest
 from npu_fused_linear_cross_entropy.loss.rows import RowKernel, row_tiling
 from npu_fused_linear_cross_entropy.tiling import AscendTiling, ChunkKernel, ChunkShape
-from npu_offline.check import load_calls
 
-from testing.ascend import FAMILIES, fits_everywhere, widest
+from testing.ascend import *  # noqa: F403
+from testing.ascend import FAMILIES, Declared, fits_everywhere, launches
 
-REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
-pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
-CALLS = dict(load_calls(Path(__file__).parents[1]))
 PASSES = ("cross_entropy_kernel", "cross_entropy_exponentials_kernel", "cross_entropy_statistics_kernel")
 PASSES += ("distribution_statistics_kernel", "distillation_kernel")
 PLAIN = ChunkShape(kernel=ChunkKernel.BOTH, width=1000, itemsize=4, written_itemsize=2)
@@ -44,26 +39,13 @@ SHAPES = {
     "distributions": (", distributions", {**ALONE, **DISTRIBUTIONS}),
     "distributions, softcap": (", distributions, everything", {**ALONE, **DISTRIBUTIONS}),
 }
-TILES = ("whole rows", "two whole rows", "blocks", "blocks and a tail")
-CASES = [(soc, *case) for soc in reversed(FAMILIES) for case in itertools.product(SHAPES, TILES)]
+FORMS = ("whole rows", "two whole rows", "blocks", "blocks and a tail")
 
 
-@functools.cache
-def record_of(label, soc):
-    with npu_offline.record(soc) as records:
-        CALLS[label]()
-    return next(record for record in records if record.name in PASSES)
-
-
-@pytest.mark.parametrize(
-    ("soc", "what", "tile"),
-    [pytest.param(*case, marks=() if place == 0 else pytest.mark.nightly) for place, case in enumerate(CASES)],
-)
-def test_the_widest_tile_that_is_declared_to_fit_does(soc, what, tile):
+def declared(soc, what, tile, marks=pytest.mark.nightly):
     more, changes = SHAPES[what]
     # Whole rows on chip are no reason for exponentials; chunks of columns are.
     vocabulary = 1000 if "rows" in tile and "exponentials" not in what else 128256
-    record = record_of(f"bfloat16 {vocabulary}{more}", soc)
 
     def launch(block):
         whole, tail = "rows" in tile, block // 2 if "tail" in tile else 0
@@ -71,8 +53,15 @@ def test_the_widest_tile_that_is_declared_to_fit_does(soc, what, tile):
         rows, columns, tail = (2 if "two" in tile else 8, block + 16, block) if whole else (2, block, tail)
         return AscendTiling(shape=shape, device=npu_tiling.soc(soc), block_m=rows, block_n=columns, tail_n=tail)
 
-    chosen = launch(widest(lambda block: launch(block).ub_bytes, soc))
-    assert fits_everywhere(record, chosen.constants, soc), chosen
+    def fits(block):
+        records = launches(__file__, f"bfloat16 {vocabulary}{more}", soc)
+        return fits_everywhere(next(record for record in records if record.name in PASSES), launch(block).constants, soc)
+
+    return Declared(f"{soc}, {what}, {tile}", soc, lambda block: launch(block).ub_bytes, fits, marks=marks)
+
+
+DECLARED = [declared(*case) for case in itertools.product(reversed(FAMILIES), SHAPES, FORMS)]
+DECLARED[0] = DECLARED[0]._replace(marks=())
 
 
 @pytest.mark.few(1)
@@ -89,9 +78,7 @@ def test_the_widest_tile_that_is_declared_to_fit_does(soc, what, tile):
 )
 def test_rows_that_are_declared_to_fit_do_and_transfers_overlap(soc, kernel, label):
     """What the compilers take where they have room is declared: with less, they would not double every buffer."""
-    with npu_offline.record(soc) as records:
-        CALLS[label]()
-    record = next(record for record in records if record.name == kernel.function)
+    record = next(record for record in launches(__file__, label, soc) if record.name == kernel.function)
     chosen = row_tiling(kernel, npu_tiling.soc(soc))
     for toolchain in filter(lambda version: npu_offline.supported(soc, version), npu_offline.VERSIONS):
         report = npu_offline.compile_kernel(record, soc=soc, toolchain=toolchain)

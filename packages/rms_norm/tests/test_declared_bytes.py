@@ -1,23 +1,14 @@
 """The Unified Buffer that tilings declare, against the Ascend compilers: kernels of rows, both families of chips, both
 widths of elements. The widest tile that is declared to fit fits with every compiler."""
 
-import functools
-import itertools
-from pathlib import Path
-
-import npu_offline
 import npu_tiling
-import pytest
 import torch
-from npu_offline.check import load_calls
 from npu_rms_norm.ascend import COLUMNS_BYTES, RULES, AscendTiling
 from npu_rms_norm.call import Rounding, Shape
 
-from testing.ascend import FAMILIES, fits_everywhere, widest
+from testing.ascend import *  # noqa: F403
+from testing.ascend import FAMILIES, Declared, fits_everywhere, launches
 
-REASON = "needs triton-ascend and the three toolchains (npu-offline fetch)"
-pytestmark = [pytest.mark.compilers, pytest.mark.skipif(len(npu_offline.installed()) < 3, reason=REASON)]
-CALLS = dict(load_calls(Path(__file__).parents[1]))
 GATED = ("bfloat16 128, gated", "bfloat16 128, gated first", "bfloat16 128, gated none", "float32 128, gated first")
 TWO = "bfloat16 128, in fp32 too"
 INT8 = ("bfloat16 128, int8", "bfloat16 128, residual, int8")
@@ -48,13 +39,6 @@ SEVERAL, _, TWO_BUFFERS, ONE_BUFFER, WIDE = RULES
 WAYS = ((4, SEVERAL), (1, TWO_BUFFERS), (1, ONE_BUFFER))  # rows of a tile, and how they are held
 
 
-@functools.cache
-def records_of(label, soc):
-    with npu_offline.record(soc) as records:
-        CALLS[label]()
-    return {record.name: record for record in records}
-
-
 def shape(label, width, backward):
     dtype = torch.float32 if label.startswith("float32") else torch.bfloat16
     gated = "gated" in label
@@ -79,44 +63,37 @@ def shape(label, width, backward):
     )
 
 
-def cases(labels, *others):
-    """Every case at night, and the first for the Ascend950 always."""
-    every = [(soc, *case) for soc in reversed(FAMILIES) for case in itertools.product(labels, *others)]
-    return [pytest.param(*case, marks=() if place == 0 else pytest.mark.nightly) for place, case in enumerate(every)]
-
-
-@pytest.mark.parametrize(("soc", "label", "backward", "way"), cases(ROWS, (False, True), WAYS))
-def test_the_widest_rows_that_are_declared_to_fit_do(soc, label, backward, way):
-    rows, rule = way
-    if backward and "int8" in label:
-        pytest.skip("what is quantised has no backward")
-    if npu_tiling.soc(soc).arch == "dav-c310" and backward and rows == 1:
-        pytest.skip("a backward on an Ascend950 takes no row alone")
-
-    def tiling(width):
-        given = shape(label, width, backward)
-        return AscendTiling(shape=given, device=npu_tiling.soc(soc), rule=rule, rows=rows, columns=width)
-
-    record = records_of(label, soc)["backward_kernel" if backward else "forward_kernel"]
-    chosen = tiling(widest(lambda width: tiling(width).ub_bytes, soc))
-    constants = {name: chosen.constants[name] for name in ("N", "G", "M", "BLOCK_N", "SPLIT")}
-    assert fits_everywhere(record, constants, soc, options=chosen.options), chosen
-
-
-@pytest.mark.uncollected("what is quantised has no backward", lambda label, backward: backward and "int8" in label)
-@pytest.mark.parametrize(("soc", "label", "backward"), cases(COLUMNS, (False, True)))
-def test_the_widest_blocks_that_are_declared_to_fit_do(soc, label, backward):
+def declared(soc, label, backward, rows, policy):
+    """Of rows that are a tile, or of blocks of columns."""
+    names, blocks, most = ("N", "G", "M", "BLOCK_N", "SPLIT"), policy is WIDE, 2**17
+    kernels = ["backward_kernel" if backward else "forward_kernel"]
+    if blocks:
+        names, most = ("N", "BLOCK_N", "ORDER"), COLUMNS_BYTES // min(shape(label, 1, backward).itemsizes)  # as is chosen
+        kernels = ["backward_wide_mean_kernel", "backward_wide_kernel"] if backward else ["forward_wide_kernel"]
 
     def tiling(columns):
-        given = shape(label, 4 * columns, backward)
-        return AscendTiling(shape=given, device=npu_tiling.soc(soc), rule=WIDE, rows=1, columns=columns)
+        given = shape(label, 4 * columns if blocks else columns, backward)
+        return AscendTiling(shape=given, device=npu_tiling.soc(soc), rule=policy, rows=rows, columns=columns)
 
-    limit = COLUMNS_BYTES // min(shape(label, 1, backward).itemsizes)  # wider blocks are not chosen
-    chosen = tiling(min(limit, widest(lambda columns: tiling(columns).ub_bytes, soc)))
-    records = records_of(label, soc)
-    for kernel in ("backward_wide_mean_kernel", "backward_wide_kernel") if backward else ("forward_wide_kernel",):
-        constants = {name: chosen.constants[name] for name in ("N", "BLOCK_N", "ORDER")}
-        assert fits_everywhere(records[kernel], constants, soc, options=chosen.options), (
-            kernel,
-            chosen,
-        )
+    def fits(columns):
+        chosen, records = tiling(columns), {record.name: record for record in launches(__file__, label, soc)}
+        constants = {name: chosen.constants[name] for name in names}
+        return all(fits_everywhere(records[each], constants, soc, options=chosen.options) for each in kernels)
+
+    of = f"{soc}, {label}, {'backward' if backward else 'forward'}, {policy.way}, {rows}"
+    return Declared(of, soc, lambda columns: tiling(columns).ub_bytes, fits, most=most)
+
+
+ROW_CASES, COLUMN_CASES = (
+    [
+        declared(soc, label, backward, rows, policy)
+        for soc in reversed(FAMILIES)
+        for label in calls
+        for backward in (False, True)
+        for rows, policy in ways
+        if not (backward and "int8" in label)  # what is quantised has no backward
+        and not (soc == FAMILIES[1] and backward and rows == 1 and policy is not WIDE)  # takes no row alone
+    ]
+    for calls, ways in ((ROWS, WAYS), (COLUMNS, ((1, WIDE),)))
+)
+DECLARED = [cases[0]._replace(marks=()) for cases in (ROW_CASES, COLUMN_CASES)] + ROW_CASES[1:] + COLUMN_CASES[1:]
