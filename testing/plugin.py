@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["testing.collection"]
 _TRIED = "npu_search: examples"
+OVERFLOW = "error: ub overflow, requires 1966592 bits while 1572864 bits available!"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -48,6 +49,34 @@ def npu_poisoned() -> Iterator[None]:
 
     with memory.poisoned():
         yield
+
+
+@pytest.fixture
+def npu_refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str, Any], bool]], tuple[list[Any], list[Any]]]:
+    """A function that has launches refused, as a compiler whose tile overflows does: those of which a condition holds.
+
+    The condition is of a kernel's name and what is launched. Lists of both are returned: of launches refused, and run.
+    """
+    from npu_tiling import Kernels
+
+    real = Kernels.launch
+
+    def refuse(condition: Callable[[str, Any], bool]) -> tuple[list[Any], list[Any]]:
+        refused: list[Any] = []
+        ran: list[Any] = []
+
+        def launch(self: Any, module: Any, kernel: str, spec: Any, *arguments: Any) -> None:
+            overflows = condition(kernel, spec)
+            (refused if overflows else ran).append((kernel, spec))
+            if overflows:
+                raise RuntimeError(OVERFLOW)
+            real(self, module, kernel, spec, *arguments)
+
+        monkeypatch.setattr("npu_tiling.launch.replaced", {})
+        monkeypatch.setattr(Kernels, "launch", launch)
+        return refused, ran
+
+    return refuse
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import depth
 import pytest
 import torch
 from npu_attn_res import attn_res, attn_res_bank, attn_res_merge, attn_res_phase1
-from npu_tiling import Kernels, UnifiedBufferError
+from npu_tiling import UnifiedBufferError
 from npu_tiling.chips import plain_pytorch
 
 BF16 = torch.bfloat16
@@ -78,44 +78,36 @@ def with_gradients(call, leaves):
 @pytest.mark.few(2)
 @pytest.mark.uncollected("nothing is launched on a CPU", lambda place: place == "cpu")
 @pytest.mark.parametrize("what", CALLS)
-def test_values_are_those_of_the_first_launch(device, what, monkeypatch):
+def test_values_are_those_of_the_first_launch(device, what, npu_refuse):
     torch.manual_seed(0)
     call, leaves = CALLS[what]()
     with plain_pytorch():
         expected = with_gradients(call, leaves)
     leaves = [leaf.detach().to(device.torch).requires_grad_() for leaf in leaves]
-    launch = Kernels.launch
-    refuse, refused, launched = [None, 0], [], []
-
-    def refusing(self, module, kernel, decision, *arguments):
-        shape = getattr(decision.tiling, "shape", None)
-        kind = None if shape is None else str(shape)
-        if kind == refuse[0] and decision.tiling not in refused and len(refused) < refuse[1]:
-            refused.append(decision.tiling)
-        if decision.tiling in refused:
-            raise RuntimeError("ub overflow, requires 1966592 bits while 1572864 bits available")
-        launched.append(kind)
-        launch(self, module, kernel, decision, *arguments)
-
-    monkeypatch.setattr(Kernels, "launch", refusing)
+    overflowing, launched = [], []
 
     def values(kind, count):
-        monkeypatch.setattr("npu_tiling.launch.replaced", {})
-        refuse[:], refused[:], launched[:] = [kind, count], [], []
+        def overflows(kernel, decision):
+            if str(getattr(decision.tiling, "shape", None)) == kind and len(overflowing) < count:
+                overflowing.append(decision.tiling)
+            return decision.tiling in overflowing
+
+        overflowing.clear()
+        _, launched[:] = npu_refuse(overflows)
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             found = with_gradients(call, leaves)
         for one, wanted in zip(found, expected, strict=True):
             depth.near(one, wanted.double(), fp32=4e-2 if wanted.dtype == BF16 else 1e-3)
-        assert count == 0 or len(said) >= len(refused)
+        assert count == 0 or len(said) >= len(overflowing)
 
-    values(None, 0)
-    for kind in sorted({kind for kind in launched if kind is not None}):
+    values("", 0)
+    for kind in sorted({str(decision.tiling.shape) for _, spec in launched if getattr(decision.tiling, "shape", None) is not None}):
         for count in (1, 2, 3, 100):
             try:
                 values(kind, count)
             except UnifiedBufferError as error:
                 assert "not even its smallest tile" in str(error)
                 break
-            if len(refused) < count:
+            if len(overflowing) < count:
                 break

@@ -11,8 +11,7 @@ import torch
 from npu_embedding import embedding, explain
 from npu_embedding.lookup.ascend import GATHER, PARTIALS, SUMS
 from npu_embedding.rows import RowShape, row_tiling
-from npu_tiling import Kernels, soc
-from npu_tiling import launch as fallback
+from npu_tiling import soc
 
 from testing.ascend import *  # noqa: F403
 from testing.ascend import Batches, Computed, launches, moved, required
@@ -182,25 +181,3 @@ def test_no_step_of_a_gradient_is_one_of_the_ai_cpu(n, sparse):
     events = profile.profiler.kineto_results.events()
     called = {event.name().removeprefix("aten::") for event in events}
     assert not {"searchsorted", "bucketize", "sort", "argsort", "cumsum", "cummax", "unique", "_unique2"} & called
-
-
-def test_a_compiler_that_needs_more_gets_a_smaller_tile(monkeypatch):
-    """The launches as a user's compiler would refuse them: everything of more than 2 rows or 1024 columns overflows."""
-
-    real, refused = Kernels.launch, []
-
-    def refusing(self, module, kernel, decision, *arguments):
-        if kernel not in SORT and (decision.constants.get("BLOCK_M", 0) > 2 or decision.constants["BLOCK_N"] > 1024):
-            refused.append(kernel)
-            raise RuntimeError("error: ub overflow, requires 1966592 bits while 1572864 bits available!")
-        real(self, module, kernel, decision, *arguments)
-
-    monkeypatch.setattr(fallback, "replaced", {})
-    monkeypatch.setattr(Kernels, "launch", refusing)
-    case = lookup.make(300, 50, 2048, torch.bfloat16, "zipf", seed=3)
-    with pytest.warns(RuntimeWarning, match="overflows the Unified Buffer"):
-        lookup.check(case, emulate(case)[1])
-    assert set(refused) == {"gather_rows_kernel", "sum_rows_kernel", "add_partials_kernel"}
-    refused.clear()
-    lookup.check(case, emulate(case)[1])
-    assert not refused  # what worked is remembered

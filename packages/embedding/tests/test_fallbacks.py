@@ -1,5 +1,6 @@
 """A launch that a compiler refuses has a smaller one with the same results, down to the least tile that its kernel takes."""
 
+import lookup
 import ngrams
 import npu_offline
 import pytest
@@ -8,55 +9,57 @@ from npu_embedding import EmbeddingBag, embedding
 from npu_embedding.bags.ascend import BAG_TILES, BAGS, SPREAD_TILES
 from npu_embedding.lookup.ascend import GATHER, SUMS
 from npu_embedding.ngram.ascend import NGRAM, NGRAM_SUM
-from npu_tiling import Kernels, UnifiedBufferError
-from npu_tiling import launch as fallback
+from npu_tiling import UnifiedBufferError
 from npu_tiling import launch as launcher
+
+from testing.plugin import OVERFLOW
 
 pytestmark = [
     pytest.mark.compilers,
     pytest.mark.skipif(not npu_offline.installed(), reason="needs triton-ascend and a toolchain (npu-offline fetch)"),
     pytest.mark.filterwarnings("ignore:.* overflows the Unified Buffer:RuntimeWarning"),
 ]
-OVERFLOW = "error: ub overflow, requires 1966592 bits while 1572864 bits available!"
 
 
-@pytest.fixture
-def refuse(monkeypatch):
-    """Has launches refused whose tiling a condition holds of; a list of the tilings that run."""
-    ran, real = [], Kernels.launch
-    monkeypatch.setattr(fallback, "replaced", {})
+def kind_of(spec):
+    return getattr(decision.tiling, "kernel", None)
 
-    def starting(condition):
-        def launch(self, module, kernel, decision, *arguments):
-            if condition(decision.tiling):
-                raise RuntimeError(OVERFLOW)
-            ran.append(decision.tiling)
-            real(self, module, kernel, decision, *arguments)
 
-        monkeypatch.setattr(Kernels, "launch", launch)
-        return ran
-
-    return starting
+def test_a_compiler_that_needs_more_gets_a_smaller_tile(npu_refuse):
+    """Everything of more than 2 rows or 1024 columns overflows."""
+    refused, _ = npu_refuse(
+        lambda kernel, decision: (
+            kernel not in ("sort_runs_kernel", "merge_runs_kernel")
+            and (decision.constants.get("BLOCK_M", 0) > 2 or decision.constants["BLOCK_N"] > 1024)
+        )
+    )
+    case = lookup.make(300, 50, 2048, torch.bfloat16, "zipf", seed=3)
+    with npu_offline.emulate("Ascend910B4"):
+        with pytest.warns(RuntimeWarning, match="overflows the Unified Buffer"):
+            lookup.check(case, lookup.run(case, "cpu"))
+        assert {kernel for kernel, _ in refused} == {"gather_rows_kernel", "sum_rows_kernel", "add_partials_kernel"}
+        refused.clear()
+        lookup.check(case, lookup.run(case, "cpu"))
+    assert not refused  # what worked is remembered
 
 
 @pytest.mark.parametrize(
     ("mode", "columns"), [("concat", 160), pytest.param("concat", 32, marks=pytest.mark.nightly), ("sum", 32)]
 )
-def test_the_ngram_lookup_hashes_whole_units_of_tokens_in_the_least_tile(refuse, mode, columns):
-    ran = refuse(lambda launch: getattr(launch, "kernel", None) in (NGRAM, NGRAM_SUM) and too_large(launch))
-
-    def too_large(launch):
-        return launch.block_m > 8 or launch.block_n > columns
-
+def test_the_ngram_lookup_hashes_whole_units_of_tokens_in_the_least_tile(npu_refuse, mode, columns):
+    _, ran = npu_refuse(
+        lambda _, spec: kind_of(spec) in (NGRAM, NGRAM_SUM) and (decision.tiling.block_m > 8 or decision.tiling.block_n > columns)
+    )
     case = ngrams.make((2, 19), 160, torch.float32, mode=mode)
     with npu_offline.emulate("Ascend910B4"):
         ngrams.check(case, ngrams.run(case, "cpu"))
-    assert ran[0].block_m == 8 and ran[0].block_n <= columns < 2 * ran[0].block_n
+    tile = ran[0][1].launch
+    assert tile.block_m == 8 and tile.block_n <= columns < 2 * tile.block_n
 
 
 @pytest.mark.parametrize("options", [{}, {"max_norm": 1.0}])
-def test_bags_of_whole_rows_become_bags_row_by_row(refuse, options):
-    ran = refuse(lambda launch: getattr(launch, "kernel", None) in (BAG_TILES, SPREAD_TILES))
+def test_bags_of_whole_rows_become_bags_row_by_row(npu_refuse, options):
+    _, ran = npu_refuse(lambda _, spec: kind_of(spec) in (BAG_TILES, SPREAD_TILES))
     torch.manual_seed(0)
     module, ids = EmbeddingBag(40, 64, mode="sum", **options), torch.randint(0, 40, (9, 4))
     expected = module(ids)
@@ -66,11 +69,11 @@ def test_bags_of_whole_rows_become_bags_row_by_row(refuse, options):
         (found_gradient,) = torch.autograd.grad(found.square().sum(), module.weight)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(found_gradient, gradient)
-    assert BAGS in [getattr(launch, "kernel", None) for launch in ran]
+    assert BAGS in [kind_of(spec) for _, spec in ran]
 
 
-def test_rows_that_no_launch_has_whole_are_normalised_by_pytorch(refuse):
-    refuse(lambda launch: launch.constants.get("BLOCK_N", 0) == 64 and getattr(launch, "kernel", None) not in (GATHER, SUMS))
+def test_rows_that_no_launch_has_whole_are_normalised_by_pytorch(npu_refuse):
+    npu_refuse(lambda _, spec: decision.constants.get("BLOCK_N", 0) == 64 and kind_of(spec) not in (GATHER, SUMS))
     weight, ids = torch.randn(40, 64, requires_grad=True), torch.randint(0, 40, (9,))
     expected = torch.nn.functional.rms_norm(weight[ids], (64,), eps=1e-3)
     (gradient,) = torch.autograd.grad(expected.square().sum(), weight)
@@ -92,9 +95,9 @@ def test_a_launch_that_has_no_smaller_one_says_which_and_what_to_do(monkeypatch,
         real(self, *arguments)
 
     monkeypatch.setattr(launcher.Launcher, "__call__", call)
-    monkeypatch.setattr(fallback, "replaced", {})
+    monkeypatch.setattr(launcher, "replaced", {})
     weight = torch.randn(64, 32, requires_grad=True)
-    said = r"not even its smallest tile runs: .*Tiling\(.* overflows the Unified Buffer .* Take a CANN"
+    said = r"not even its smallest tile runs: .*Launch\(.* overflows the Unified Buffer .* Take a CANN"
     with npu_offline.emulate("Ascend910B4"), pytest.raises(UnifiedBufferError, match=said) as raised:
         embedding(torch.arange(20000) % 64, weight).sum().backward()
     assert OVERFLOW in str(raised.value.__cause__) or OVERFLOW in str(raised.value.__cause__.__cause__)

@@ -5,7 +5,6 @@ import npu_offline
 import npu_tiling
 import pytest
 import torch
-from npu_tiling import launch as fallback
 
 pytestmark = [
     pytest.mark.compilers,
@@ -28,25 +27,10 @@ TIMES = 2
 OF_CHUNKS = [name for name in CASES if not name.endswith(("targets_kernel", "losses_kernel", "coefficients_kernel"))]
 
 
-@pytest.fixture
-def refuse(monkeypatch):
-    """refuse(kernel, TIMES): its first launches overflow; the number of those that did is `len` of what is returned."""
-    real = npu_tiling.Kernels.launch
-    monkeypatch.setattr(fallback, "replaced", {})
-
-    def refuse(refused_kernel, times):
-        refused = []
-
-        def launch(self, module, kernel, decision, *others):
-            if kernel == refused_kernel and len(refused) < times:
-                refused.append(decision.tiling)
-                raise RuntimeError("error: ub overflow, requires 1966592 bits while 1572864 bits available!")
-            return real(self, module, kernel, decision, *others)
-
-        monkeypatch.setattr(npu_tiling.Kernels, "launch", launch)
-        return refused
-
-    return refuse
+def refusing(npu_refuse, name, times):
+    """Has the first launches of a kernel refused."""
+    refused, _ = npu_refuse(lambda kernel, decision: kernel == name and len(refused) < times)
+    return refused
 
 
 @pytest.mark.few(4)
@@ -59,27 +43,27 @@ def refuse(monkeypatch):
 )
 @pytest.mark.parametrize("length", VOCABULARIES)
 @pytest.mark.parametrize("kernel", CASES)
-def test_a_smaller_tile_gives_the_same_result(kernel, length, refuse):
+def test_a_smaller_tile_gives_the_same_result(kernel, length, npu_refuse):
     options = {"width": WIDTH, **CASES[kernel]}
     vocabulary = VOCABULARIES[length]
     if SMALL.items() <= options.items():
         vocabulary = {"whole rows": 1300, "blocks of a row": 20001}[length]
         options["memory_budget"] = 19 * 4 * (vocabulary // 2 + 128)
     case = losses.make(19, options.pop("width"), vocabulary, seed=3, **options)
-    refused = refuse(kernel, TIMES)
+    refused = refusing(npu_refuse, kernel, TIMES)
     with npu_offline.emulate("Ascend910B4") as emulation, pytest.warns(RuntimeWarning, match="overflows the Unified Buffer"):
         kept = torch.bfloat16 if SMALL.items() <= CASES[kernel].items() else None
         losses.check(case, losses.run(case, "cpu"), roundings=2, kept=kept)
     assert len(refused) == TIMES
-    assert len({repr(launch) for launch in refused}) == TIMES
+    assert len({repr(decision.tiling) for _, spec in refused}) == TIMES
     assert kernel in {launch.kernel for launch in emulation.launches}
 
 
 @pytest.mark.parametrize("kernel", ["cross_entropy_statistics_kernel", "cross_entropy_losses_kernel"])
-def test_where_no_tile_compiles_the_error_says_so(kernel, refuse):
+def test_where_no_tile_compiles_the_error_says_so(kernel, npu_refuse):
     options = {"width": WIDTH, **CASES[kernel]}
     case = losses.make(19, options.pop("width"), 2600, seed=3, **options)
-    refuse(kernel, 100)
+    refusing(npu_refuse, kernel, 100)
     with (
         npu_offline.emulate("Ascend910B4"),
         pytest.warns(RuntimeWarning, match="overflows"),
@@ -88,9 +72,9 @@ def test_where_no_tile_compiles_the_error_says_so(kernel, refuse):
         losses.run(case, "cpu")
 
 
-def test_the_tile_that_compiled_is_remembered(refuse):
+def test_the_tile_that_compiled_is_remembered(npu_refuse):
     case = losses.make(19, WIDTH, 5000)
-    refused = refuse("cross_entropy_exponentials_kernel", 2)
+    refused = refusing(npu_refuse, "cross_entropy_exponentials_kernel", 2)
     with npu_offline.emulate("Ascend910B4"):
         with pytest.warns(RuntimeWarning, match="overflows"):
             first = losses.run(case, "cpu")

@@ -10,7 +10,6 @@ import torch
 from npu_rms_norm import add_rms_norm, gated_rms_norm, qk_rms_norm, rms_norm
 from npu_rms_norm.ascend import RULES, AscendTiling
 from npu_rms_norm.call import Rounding, Shape
-from npu_tiling import Kernels
 
 from testing.ascend import *  # noqa: F403
 from testing.ascend import Batches, Computed, launches, moved, required
@@ -142,21 +141,3 @@ def test_transfers_are_whole_tiles():
         rms_norm(x)
     (moving,) = emulation.launches
     assert moving.arguments["p_x"].read / moving.arguments["p_x"].transfers >= 8192
-
-
-def test_a_compiler_that_needs_more_gets_a_smaller_tile(monkeypatch):
-    """The launch as a user's compiler would refuse it: everything above 2 rows overflows."""
-    real, refused = Kernels.launch, []
-
-    def refusing(self, module, kernel, decision, grid, tensors, scalars):
-        if kernel == "forward_kernel" and decision.constants["M"] > 2:
-            refused.append(decision.constants["M"])
-            raise RuntimeError("error: ub overflow, requires 1966592 bits while 1572864 bits available!")
-        real(self, module, kernel, decision, grid, tensors, scalars)
-
-    monkeypatch.setattr(Kernels, "launch", refusing)
-    case = formula.make(64, 2048, torch.bfloat16, seed=3)
-    with npu_offline.emulate("Ascend910B4"), pytest.warns(RuntimeWarning, match="overflows the Unified Buffer"):
-        y, *_ = formula.run(case, rms_norm, "cpu")
-    formula.assert_close(y, formula.exact(case)[0], roundings=2, length=2048)
-    assert refused

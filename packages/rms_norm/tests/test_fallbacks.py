@@ -1,11 +1,10 @@
 """Every launch that a device or a compiler refuses has a fallback with the same results."""
 
+import formula
 import npu_offline
 import pytest
 import torch
 from npu_rms_norm import gated_rms_norm, rms_norm
-from npu_tiling import Kernels
-from npu_tiling import launch as fallback
 
 pytestmark = [
     pytest.mark.compilers,
@@ -13,25 +12,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def refuse(monkeypatch):
-    """Launches of the kernels that are named raise an error; a list of all that are launched."""
-    names, real = [], Kernels.launch
-
-    def starting(*refused, error):
-        def launch(self, module, kernel, decision, grid, tensors, scalars):
-            names.append(kernel)
-            if kernel in refused:
-                raise RuntimeError(error)
-            real(self, module, kernel, decision, grid, tensors, scalars)
-
-        monkeypatch.setattr(Kernels, "launch", launch)
-        return names
-
-    return starting
-
-
-OVERFLOW = "error: ub overflow, requires 1966592 bits while 1572864 bits available!"
 SHAPES = {
     "rows": ((24, 256), (256,)),
     "rows that are not whole pieces of 32 bytes": ((24, 123), (123,)),
@@ -43,10 +23,9 @@ SHAPES = {
 @pytest.mark.few(3)
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_tiles_that_overflow_at_any_size_become_blocks_of_columns(refuse, monkeypatch, shape, gated):
+def test_tiles_that_overflow_at_any_size_become_blocks_of_columns(npu_refuse, shape, gated):
     """Ascend: fewer groups, fewer rows, one buffer, blocks of columns."""
-    names = refuse("forward_kernel", "backward_kernel", error=OVERFLOW)
-    monkeypatch.setattr(fallback, "replaced", {})
+    _, ran = npu_refuse(lambda kernel, decision: kernel in ("forward_kernel", "backward_kernel"))
     torch.manual_seed(0)
     size, parameters = SHAPES[shape]
     wider = torch.randn(*size[:-2], 3, *size[-2:]) if len(size) > 2 else torch.randn(size)
@@ -64,4 +43,14 @@ def test_tiles_that_overflow_at_any_size_become_blocks_of_columns(refuse, monkey
         found = results()
     for actual, wanted in zip(found, expected, strict=True):
         torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-4)
-    assert {"forward_wide_kernel", "backward_wide_mean_kernel", "backward_wide_kernel"} <= set(names)
+    assert {"forward_wide_kernel", "backward_wide_mean_kernel", "backward_wide_kernel"} <= {kernel for kernel, _ in ran}
+
+
+def test_a_compiler_that_needs_more_gets_a_smaller_tile(npu_refuse):
+    """Everything above 2 rows overflows."""
+    refused, _ = npu_refuse(lambda kernel, decision: kernel == "forward_kernel" and decision.constants["M"] > 2)
+    case = formula.make(64, 2048, torch.bfloat16, seed=3)
+    with npu_offline.emulate("Ascend910B4"), pytest.warns(RuntimeWarning, match="overflows the Unified Buffer"):
+        y, *_ = formula.run(case, rms_norm, "cpu")
+    formula.assert_close(y, formula.exact(case)[0], roundings=2, length=2048)
+    assert refused
