@@ -16,6 +16,7 @@ from .derivatives import (
     test_vmap_gives_what_each_call_does,
 )
 from .errors import Wide, test_fp64_is_for_the_cpu_alone, test_refused
+from .explaining import test_bytes_are_those_of_the_formula, test_explained_steps_are_those_that_are_made
 from .imports import test_every_page_is_imported_without_triton_and_a_launch_says_what_to_install
 from .registration import (
     test_every_operator_is_called_by_a_case,
@@ -42,9 +43,11 @@ __all__ = [
     "test_a_tangent_is_refused_by_name",
     "test_activation_checkpointing",
     "test_autocast",
+    "test_bytes_are_those_of_the_formula",
     "test_compiles_to_one_graph_for_any_number_of_tokens",
     "test_every_operator_is_called_by_a_case",
     "test_every_page_is_imported_without_triton_and_a_launch_says_what_to_install",
+    "test_explained_steps_are_those_that_are_made",
     "test_exported_programs_can_be_saved",
     "test_forward_mode_is_that_of_the_definition",
     "test_fp64_is_for_the_cpu_alone",

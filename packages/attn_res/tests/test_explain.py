@@ -4,15 +4,16 @@ import importlib
 from pathlib import Path
 
 import npu_attn_res
-import npu_tiling
 import pytest
 import torch
 from npu_attn_res import attn_res, attn_res_bank, attn_res_merge, attn_res_phase1, explain
 from npu_tiling.command import computed
-from npu_tiling.explaining import explained
 
+from testing.operators import *  # noqa: F403
+
+pytestmark = pytest.mark.few(2)
 BF16 = torch.bfloat16
-CALLS = {
+EXPLAINED = {
     "rows": {"tokens": 96, "width": 512, "blocks": 3},
     "a list": {"tokens": 24, "width": 2048, "blocks": 5, "listed": True},
     "halves": {"tokens": 4, "width": 7168, "blocks": 3},
@@ -60,20 +61,6 @@ def run(place, tokens, width, blocks=8, listed=False, prefix=False, append=False
     torch.autograd.grad(results, leaves, [torch.ones_like(result) for result in results])
 
 
-@pytest.mark.uncollected("plain PyTorch launches none of our kernels", lambda place: place == "cpu")
-@pytest.mark.few(2)
-@pytest.mark.parametrize("call", CALLS)
-def test_explained_steps_are_those_that_are_made(npu_place, call):
-    chip = npu_tiling.device_for(npu_place.torch)
-    if chip is None:
-        pytest.skip("plain PyTorch launches none of our kernels")
-    with npu_tiling.watch_launches() as calls:
-        run(npu_place, **CALLS[call])
-    found = explain(**CALLS[call], dtype="bf16", chip=chip, backward=True)
-    assert found.steps == explained(calls)
-    assert {launch.direction for launch in found.launches} == {"forward", "backward"}
-
-
 def test_an_appended_block_is_asked_for(monkeypatch):
     module, asked = importlib.import_module("npu_attn_res.explain"), []
 
@@ -111,12 +98,6 @@ def line_of(launch):
     return Path(npu_attn_res.__file__).parents[1].joinpath(file).read_text().splitlines()[int(line) - 1]
 
 
-def test_bytes_are_those_of_the_formula():
-    """(N + 1) T D forward and (2 N + 1) T D backward, two weights, and their gradients."""
-    found = explain(tokens=1000, width=512, blocks=8, chip="Ascend910B4", backward=True).bytes_moved
-    assert found == {"forward": 2 * (9 * 1000 * 512 + 2 * 512), "backward": 2 * (17 * 1000 * 512 + 4 * 512)}
-
-
 def test_a_call_of_any_size_needs_no_memory():
     found = explain(tokens=2**31, width=4096, blocks=16, listed=True, chip="H200", backward=True)
     assert [launch.way for launch in found.launches][1].startswith("several programs")
@@ -133,3 +114,12 @@ def test_the_table_of_a_list_is_a_launch_with_its_place():
     assert (table.kernel, table.grid, file) == ("attn_res_table_kernel", 1, "npu_attn_res/sources.py")
     source = Path(npu_attn_res.__file__).with_name("sources.py").read_text().splitlines()
     assert "here()" in source[int(line) - 1]
+
+
+# (N + 1) T D forward and (2 N + 1) T D backward, two weights, and their gradients.
+BYTES = {
+    "rows": (
+        {"tokens": 1000, "width": 512, "blocks": 8, "chip": "Ascend910B4", "backward": True},
+        {"forward": 2 * (9 * 1000 * 512 + 2 * 512), "backward": 2 * (17 * 1000 * 512 + 4 * 512)},
+    )
+}

@@ -1,13 +1,13 @@
 """What `explain` says of a call is what the call launches, wherever there are kernels."""
 
 import lookup
-import npu_tiling
 import pytest
 import torch
 from npu_embedding import embedding, embedding_bag, explain
-from npu_tiling.explaining import explained
 
-CALLS = {
+from testing.operators import *  # noqa: F403
+
+EXPLAINED = {
     "few indices": {"tokens": 100, "vocabulary": 300, "width": 512},
     "several groups": {"tokens": 2500, "vocabulary": 300, "width": 64},
     "by frequency": {"tokens": 700, "vocabulary": 300, "width": 100, "scale_grad_by_freq": True},
@@ -32,22 +32,9 @@ def run(place, tokens, vocabulary, width, pitch=None, bag=None, per_sample_weigh
     torch.autograd.grad(out, leaves, torch.ones_like(out))
 
 
-@pytest.mark.uncollected("plain PyTorch launches none of our kernels", lambda place: place == "cpu")
-@pytest.mark.parametrize("call", CALLS)
-def test_explained_steps_are_those_that_are_made(device, call):
-    chip = npu_tiling.device_for(device.torch)
-    if chip is None:
-        pytest.skip("plain PyTorch launches none of our kernels")
-    with npu_tiling.watch_launches() as calls:
-        run(device, **CALLS[call])
-    found = explain(**CALLS[call], dtype="bf16", chip=chip, backward=True)
-    assert found.steps == explained(calls)
-    assert {launch.direction for launch in found.launches} == {"forward", "backward"}
-
-
 def test_every_launch_says_what_decided_it():
     for chip in ("Ascend910B4", "H200"):
-        for call in CALLS.values():
+        for call in EXPLAINED.values():
             for launch in explain(**call, chip=chip, backward=True).launches:
                 assert launch.why and launch.decided_at.startswith("npu_embedding/"), launch.kernel
 
@@ -76,19 +63,10 @@ def test_a_gradient_on_ascend_is_at_most_six_launches_and_a_sparse_one_a_launch_
     assert not found.calls
 
 
-def test_bytes_are_those_of_the_formula():
-    """Forward n rows read and n written; backward n read and V written."""
-    found = explain(tokens=1000, vocabulary=300, width=512, chip="Ascend910B4", backward=True).bytes_moved
-    assert found == {"forward": 8 * 1000 + 2 * 2 * 1000 * 512, "backward": 8 * 1000 + 2 * (1000 + 300) * 512}
-
-
 def test_the_mode_is_of_bags_and_of_ngrams():
     call = {"tokens": 8, "vocabulary": 10, "width": 64, "chip": "H200", "backward": True}
     concat, added = (explain(**call, ngram_size=3, heads=4, **mode) for mode in ({}, {"mode": "sum"}))
     assert [found.launches[0].flags["CONCAT"] for found in (concat, added)] == [True, False]
-    # Ids, rows read, and what is written: 4 rows of 64 a token, or their sum.
-    assert concat.bytes_moved["forward"] == 8 * 8 + 2 * 8 * (4 + 4) * 64
-    assert added.bytes_moved["forward"] == 8 * 8 + 2 * 8 * (4 + 1) * 64
     assert str(explain(**call, bag=2)) == str(explain(**call, bag=2, mode="mean"))
     with pytest.raises(ValueError, match="mode is 'sum' and must be left out where neither bag nor ngram_size is given"):
         explain(**call, mode="sum")
@@ -99,3 +77,16 @@ def test_the_mode_is_of_bags_and_of_ngrams():
 def test_a_call_of_any_size_needs_no_memory():
     found = explain(tokens=2**33, vocabulary=2**28, width=2**14, chip="B200", backward=True)
     assert [launch.kernel for launch in found.launches if launch.way][0] == "mark_rows_kernel"
+
+
+NGRAMS = {"tokens": 8, "vocabulary": 10, "width": 64, "chip": "H200", "ngram_size": 3, "heads": 4}
+BYTES = {
+    # Forward n rows read and n written; backward n read and V written.
+    "rows": (
+        {"tokens": 1000, "vocabulary": 300, "width": 512, "chip": "Ascend910B4", "backward": True},
+        {"forward": 8 * 1000 + 2 * 2 * 1000 * 512, "backward": 8 * 1000 + 2 * (1000 + 300) * 512},
+    ),
+    # Ids, rows read, and what is written: 4 rows of 64 a token, or their sum.
+    "ngrams": (NGRAMS, {"forward": 8 * 8 + 2 * 8 * (4 + 4) * 64}),
+    "sums of ngrams": ({**NGRAMS, "mode": "sum"}, {"forward": 8 * 8 + 2 * 8 * (4 + 1) * 64}),
+}

@@ -7,14 +7,16 @@ from npu_fused_linear_cross_entropy import explain, fused_linear_cross_entropy, 
 from npu_fused_linear_cross_entropy.call import Options
 from npu_fused_linear_cross_entropy.decide import Way
 from npu_fused_linear_cross_entropy.operator import FORWARD
-from npu_tiling.explaining import ExplainedLaunch, explained
+from npu_tiling.explaining import ExplainedLaunch
 from planned_anew import planned_anew
 
 from testing.memory import Taken
+from testing.operators import *  # noqa: F403
 
+pytestmark = pytest.mark.few(2)
 SIZES = {"tokens": 64, "width": 16, "vocabulary": 2048}
 SMALL = {"memory_budget": 2**18}
-CALLS = {
+WAYS = {
     Way.WHOLE_ROWS: {"softcap": 30.0},
     Way.EXPONENTIALS: {"vocabulary": 32000},
     Way.KEPT_LOGITS: {"width": 64, "label_smoothing": 0.1, **SMALL},
@@ -22,6 +24,12 @@ CALLS = {
     Way.COLUMNS: {"bias": True, **SMALL},
     Way.DISTRIBUTIONS: {"log_probs": True, "softcap": 30.0},
 }
+EXPLAINED = {way.name: {**SIZES, **options} for way, options in WAYS.items()}
+
+
+def comparable(steps):
+    """How a product is made depends on the device."""
+    return [step if isinstance(step, ExplainedLaunch) else step.called_from for step in steps]
 
 
 def run(place, *, tokens, width, vocabulary, bias=False, log_probs=False, **options):
@@ -37,31 +45,20 @@ def run(place, *, tokens, width, vocabulary, bias=False, log_probs=False, **opti
         fused_linear_cross_entropy(x, weight, target, added, **options).sum().backward()
 
 
-@pytest.mark.uncollected("plain PyTorch launches none of our kernels", lambda place: place == "cpu")
-@pytest.mark.few(2)
-@pytest.mark.parametrize("way", CALLS)
-def test_explained_steps_are_those_that_are_made(npu_place, way):
-    chip = npu_tiling.device_for(npu_place.torch)
-    if chip is None:
-        pytest.skip("plain PyTorch launches none of our kernels")
-    options = {**SIZES, **CALLS[way]}
-    with npu_tiling.watch_launches() as calls:
-        run(npu_place, **options)
-    found = explain(**options, chip=chip, backward=True)
-    assert found.launches == [step for step in explained(calls) if isinstance(step, ExplainedLaunch)]
-    assert [each.called_from for each in found.calls] == [
-        step.called_from for step in explained(calls) if not isinstance(step, ExplainedLaunch)
-    ]  # how a product is made depends on the device
+@pytest.mark.parametrize("way", WAYS)
+def test_the_first_decision_names_the_way(way):
+    found = explain(**SIZES | WAYS[way], chip="Ascend910B4", backward=True)
     assert found.decisions[0][1]["way"].startswith(way.name)
 
 
-@pytest.mark.parametrize("way", [way for way in CALLS if way is not Way.DISTRIBUTIONS])
+@pytest.mark.whole
+@pytest.mark.parametrize("way", [way for way in WAYS if way is not Way.DISTRIBUTIONS])
 def test_memory_is_what_the_operators_take(npu_place, way, monkeypatch):
     chip = npu_tiling.device_for(npu_place.torch)
     if chip is None or npu_place.torch.type != "cpu":
         pytest.skip("tensors are counted where no product takes memory of its own: on the emulated NPU, without products")
     monkeypatch.setattr(matmul, "multiply", lambda *_, **__: None)
-    options = {**SIZES, **CALLS[way]}
+    options = {**SIZES, **WAYS[way]}
     bias = torch.zeros(options["vocabulary"], dtype=torch.bfloat16) if options.pop("bias", False) else None
     tokens, width, vocabulary = (options.pop(name) for name in SIZES)
     x, weight = (torch.zeros(count, width, dtype=torch.bfloat16) for count in (tokens, vocabulary))
