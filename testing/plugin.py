@@ -30,10 +30,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "npu_search" in metafunc.fixturenames:
         metafunc.parametrize("npu_search", range(metafunc.config.getoption("--npu-shares")), indirect=True)
-    if hasattr(metafunc.function, "asked") and "case" in metafunc.fixturenames:
-        cases = metafunc.function.asked.cases(metafunc.function, metafunc.module)
-        rows = [pytest.param(case, id=case.name, marks=getattr(case, "marks", ())) for case in cases]
-        metafunc.parametrize("case", rows)
+    question = getattr(metafunc.function, "asked", None)
+    if question is not None and question.fixture in metafunc.fixturenames:
+        cases = question.cases(metafunc.function, metafunc.module)
+        rows = [pytest.param(case, id=getattr(case, "name", case), marks=getattr(case, "marks", ())) for case in cases]
+        metafunc.parametrize(question.fixture, rows)
 
 
 def pytest_pycollect_makeitem(collector: pytest.Module, name: str, obj: object) -> list[pytest.Item] | None:

@@ -24,6 +24,7 @@ from .registration import (
     test_results_lie_as_the_compiler_is_told,
     test_tensors_without_data_have_the_same_shapes,
 )
+from .sharded import test_shards_are_the_whole
 from .training import (
     test_activation_checkpointing,
     test_autocast,
@@ -63,6 +64,7 @@ __all__ = [
     "test_saves_what_the_backward_reads_and_nothing_else",
     "test_second_derivative_is_refused",
     "test_several_upstream_gradients_give_what_each_does",
+    "test_shards_are_the_whole",
     "test_tensors_without_data_have_the_same_shapes",
     "test_vmap_gives_what_each_call_does",
 ]

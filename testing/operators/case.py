@@ -306,12 +306,14 @@ class Asked:
     Attributes:
         where: whether it is asked of a case.
         table: the name of the cases' table in the test's module. Where there is none, the test is not collected.
-        rows: the cases of a table, each of which has a name.
+        rows: the cases of a table, each of which has a name, or is one.
+        fixture: the test's parameter.
     """
 
     where: Callable[[Any], bool]
     table: str
     rows: Callable[[Any], Iterable[Any]]
+    fixture: str
 
     def cases(self, test: Any, module: Any) -> list[Any]:
         """Those of a module's table that the test is asked of."""
@@ -336,12 +338,15 @@ def of_gradient(case: Case) -> bool:
 
 
 def asked(
-    where: Callable[[Any], bool] = lambda case: True, table: str = "CASES", rows: Callable[[Any], Iterable[Any]] = tuple
+    where: Callable[[Any], bool] = lambda case: True,
+    table: str = "CASES",
+    rows: Callable[[Any], Iterable[Any]] = tuple,
+    fixture: str = "case",
 ) -> Callable[[Test], Test]:
-    """Mark a test as one of the suite: its fixture `case` is each case of the module's table that the question is for."""
+    """Mark a test as one of the suite: its fixture is each case of the module's table that the question is for."""
 
     def mark(test: Test) -> Test:
-        test.asked = Asked(where, table, rows)  # type: ignore[attr-defined]
+        test.asked = Asked(where, table, rows, fixture)  # type: ignore[attr-defined]
         return test
 
     return mark

@@ -1,4 +1,4 @@
-"""One rank of test_sharding.py, at the place that is its argument."""
+"""One rank of test_shards_are_the_whole, at the place that is its argument."""
 
 import sys
 

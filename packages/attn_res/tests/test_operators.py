@@ -8,10 +8,12 @@ import pytest
 import torch
 from npu_attn_res import AttnRes, BlockAttnRes, attn_res, attn_res_bank, attn_res_keys, attn_res_merge, attn_res_phase1
 
+from testing import ranks
 from testing.operators import *  # noqa: F403
 from testing.operators import Case, Input, only_at
 
 OPS = torch.ops.npu_attn_res
+SHARDED_AT = ranks.PLACES  # sharding_worker.py
 WIDTH = 256
 MODULE = AttnRes(8)
 WEIGHTS = ((8,), (8,))

@@ -13,7 +13,8 @@ from testing.operators import *  # noqa: F403
 from testing.operators import Case, Input, integers, only_at
 
 OPS = torch.ops.npu_embedding
-OTHERS = {"by_all", "by_all_backward"}  # of a process group: test_sharding.py
+SHARDED_AT = ("cpu", "cuda")  # sharding_worker.py
+OTHERS = {"by_all", "by_all_backward"}  # of a process group: sharding_worker.py
 MODULES = {
     kind: kind(10, 8, padding_idx=1, max_norm=max_norm) for kind, max_norm in ((Embedding, None), (EmbeddingBag, 1.0))
 }

@@ -22,6 +22,7 @@ from testing.operators import *  # noqa: F403
 from testing.operators import Case, Input, integers, only_at
 
 OPS = torch.ops.npu_fused_linear_cross_entropy
+SHARDED_AT = ("cpu", "cuda")  # sharding_worker.py
 OTHERS = {"scale_"}  # the backward runs it below autograd and the dispatcher
 MODULE = FusedLinearCrossEntropyLoss(reduction="sum", softcap=5.0)
 IGNORED = {"ignore_index": 0}

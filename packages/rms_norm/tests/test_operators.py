@@ -23,6 +23,7 @@ from testing.operators import *  # noqa: F403
 from testing.operators import Case, Input
 
 OPS = torch.ops.npu_rms_norm
+SHARDED_AT = ("cpu", "cuda")  # sharding_worker.py
 
 
 def formula(x, weight, offset=0.0):
