@@ -75,6 +75,17 @@ def test_every_public_name_is_in_the_reference(site, read, key):
     assert {f"{PACKAGES[key].module}.{name}" for name in module.__all__} <= set(names)
 
 
+@pytest.mark.slow
+def test_a_reference_says_a_type_once_and_has_public_names_alone(site, read):
+    for key in PACKAGES:
+        text = (site / "api" / f"{key}.html").read_text()
+        assert not re.search(r", default:\s*<code>|<li class=\"doc-section-item field-body\">\s*<b><code>\w+,<", text)
+        assert "<li class" in text
+    ids = set().union(*(page.ids for file, page in read.items() if file.parts[0] == "api"))
+    assert {"npu_rms_norm.explain", "npu_rms_norm.explain.explain"} <= ids
+    assert not [name for name in ids if name.endswith(".NAMES")]
+
+
 def test_every_public_name_has_words_of_its_own():
     sources = [ROOT / package.folder / "src" for package in PACKAGES.values()]
     for key, package in PACKAGES.items():

@@ -87,8 +87,43 @@ def _install(indent: str, where: str, operator: str) -> str:
     return "\n".join(indent + line for line in f"```\n{chosen}\n```".splitlines())
 
 
-def on_page_content(html: str, **_: Any) -> str:
+_ITEM = r"(<li class=\"doc-section-item field-body\">\s*{name})\s*{type}\s*–"
+_TYPED = re.compile(
+    _ITEM.format(
+        name=r"<b><code>(?:<[^>]*>)?\w+(?:</[^>]*>)?</code></b>",
+        type=r"\(<code>[^\n]*</code>(?:, default:\s*<code>[^\n]*</code>\s*)?\)",
+    )
+)
+_RESULT = re.compile(_ITEM.format(name="", type=r"<code>[^\n]*</code>"))
+# "kernel, grid, constants: ..." under Attributes is taken for a name and the type of one attribute.
+_SEVERAL = re.compile(r"<b><code>(?:<[^>]*>)?(\w+,)(?:</[^>]*>)?</code></b>\s*\(<code>\(?([^\n]*?)\)?</code>\)")
+
+
+def _without_types(html: str) -> str:
+    """A reference without the types and defaults that the signature above them has."""
+    parts = re.split(r"(?=<p><span class=\"doc-section-title\">|<h[2-6] )", html)
+    signed = False
+    for number, part in enumerate(parts):
+        if part.startswith("<h"):
+            signed = "doc-signature" in part
+        title = re.match(r".*?>(\w+):<", part)
+        if not title:
+            continue
+        own, end, rest = part.partition("</ul>")
+        if title[1] == "Attributes":
+            own = _SEVERAL.sub(lambda found: f"<b><code>{found[1]} {re.sub('<[^>]+>', '', found[2])}</code></b>", own)
+        if title[1] == "Parameters" or (signed and title[1] == "Attributes"):
+            own = _TYPED.sub(r"\1 –", own)
+        elif title[1] in ("Returns", "Yields"):
+            own = _RESULT.sub(r"\1", own)
+        parts[number] = own + end + rest
+    return "".join(parts)
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
     """Formulas become MathML, which browsers draw by themselves."""
+    if page.file.src_uri.startswith("api/"):
+        html = _without_types(html)
     html = re.sub(
         r'<span class="arithmatex">\\\((.*?)\\\)</span>', lambda found: convert(unescape(found[1])), html, flags=re.S
     )

@@ -19,6 +19,11 @@ def public_names(package: str) -> list[str]:
     return [f"{read_packages()[package].module}.{name}" for name in _lines(package) if "." not in name]
 
 
+def _is_file(package: str, name: str) -> bool:
+    found = read_packages()[package]
+    return (ROOT / found.folder / "src" / found.module / f"{name}.py").exists()
+
+
 def _kind(name: str, line: str) -> str:
     """One of `KINDS`."""
     if name.endswith("Error"):
@@ -37,8 +42,9 @@ def directives(package: str) -> str:
     for name, line in lines.items():
         if "." not in name:
             methods = [each.rpartition(".")[2] for each in lines if each.rpartition(".")[0] == name]
-            # The docstring of a named tuple lists its fields.
-            options = f"\n    options:\n      members: {methods or 'false'}" if "is a tuple" in line else ""
+            # The docstring of a named tuple lists its fields. A file with the name of its function is found first.
+            shown = [name] if _is_file(package, name) else methods if "is a tuple" in line else None
+            options = "" if shown is None else f"\n    options:\n      members: {shown or 'false'}"
             found[_kind(name, line)].append(f"::: {module}.{name}{options}")
     for directives_of in (found["Functions"], found["Classes"]):  # a sort keeps the order of all others
         directives_of.sort(
