@@ -74,6 +74,40 @@ def test_a_variant_that_is_wrong_makes_its_operation_wrong_and_one_that_is_refus
     }
 
 
+def test_a_page_has_a_row_for_what_is_not_right_and_a_column_for_equal_levels():
+    levels = suite.LEVELS
+    right = [outcome(name, "one tile", level, "right") for name in ("+ of int8", "| of int8") for level in levels]
+    wrong = [
+        outcome(
+            "- of int8", "one tile", level, "wrong" if level == "1.2.0" else "right", pattern="module: arith.subi of int"
+        )
+        for level in levels
+    ]
+    both = [
+        outcome(
+            f"{name} of {dtype}",
+            "one tile",
+            level,
+            "right" if level == levels[0] else "wrong",
+            pattern="module: arith.extui of uint",
+        )
+        for name in ("to int32", ">>")
+        for dtype in ("uint16", "uint8")
+        for level in levels
+    ]
+    text = suite.page([*right, *wrong], 60)
+    assert "Right at every level: `+`, `\\|`." in text
+    assert "| operation | Linalg IR, modules of 1.0.0, 1.1.0 | module of 1.2.0 |" in text
+    assert "| `-` | right | wrong: int8 |" in text
+    assert "| arith.subi of int | `-` of int8 | module of 1.2.0 | new |" in text
+    text = suite.page(both, 60)
+    assert "| `to int32` | right | wrong: all 2 |" in text
+    assert (
+        "| arith.extui of uint | `to int32`, `>>` of uint16, `to int32`, `>>` of uint8 | modules of 1.0.0, 1.1.0, 1.2.0 |"
+        in text.replace("`>>`, `to int32`", "`to int32`, `>>`")
+    )
+
+
 @pytest.mark.compilers
 @compiled
 def test_the_command_finds_a_fault_and_writes_its_smallest_kernel(tmp_path, capsys):
@@ -94,8 +128,9 @@ def test_the_command_refuses_an_operation_that_there_is_not(capsys):
 
 def test_the_page_has_every_operation_and_counts_all_that_ran():
     text = PAGE.read_text()
-    rows = re.findall(r"^\| `(.*?)` \|", text, re.M)
-    assert [row.replace("\\|", "|") for row in rows][: len(OPERATIONS)] == [each.name for each in OPERATIONS]
+    names = re.findall(r"`(.*?)`", re.findall(r"^Right at every level: .*", text, re.M)[0])
+    names += re.findall(r"^\| `(.*?)` \|", text, re.M)
+    assert sorted(name.replace("\\|", "|") for name in names) == sorted(each.name for each in OPERATIONS)
     (ran,) = re.findall(rf"^(\d+) of {len(CASES)} operations x dtypes", text, re.M)
     counts = re.findall(r"^\| (?:Linalg IR|module of \S+) \| (\d+) \| (\d+) \| (\d+) \|$", text, re.M)
     assert [sum(map(int, each)) for each in counts] == [int(ran)] * 4

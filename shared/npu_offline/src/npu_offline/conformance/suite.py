@@ -222,16 +222,29 @@ def page(found: Sequence[Outcome], seconds: float) -> str:
     for level in LEVELS:
         counts = Counter(verdict for (_, at), verdict in seen.items() if at == level)
         lines.append(f"| {_titled(level)} | {' | '.join(str(counts[each]) for each in ('right', 'wrong', 'refused'))} |")
-    lines += ["", f"| operation | {' | '.join(map(_titled, LEVELS))} |", f"|---|{'---|' * len(LEVELS)}"]
+    cells: dict[str, tuple[str, ...]] = {}
     for operation in OPERATIONS:
         of = {case.dtype: name for name, case in cases.items() if case.operation == operation}
-        cells = [_cell({dtype: seen[name, level] for dtype, name in of.items()}) for level in LEVELS]
-        lines.append(f"| `{operation.name.replace('|', chr(92) + '|')}` | {' | '.join(cells)} |")
+        cells[_quoted(operation.name)] = tuple(
+            _cell({dtype: seen[name, level] for dtype, name in of.items()}) for level in LEVELS
+        )
+    right = [name for name, each in cells.items() if set(each) == {"right"}]
+    rest = {name: each for name, each in cells.items() if name not in right}
+    columns: dict[tuple[str, ...], list[str]] = defaultdict(list)  # levels whose verdicts are the same
+    for level, column in zip(LEVELS, zip(*rest.values(), strict=True), strict=False):
+        columns[column].append(level)
+    if right:
+        lines += ["", f"Right at every level: {', '.join(right)}."]
+    if rest:
+        lines += ["", f"| operation | {' | '.join(map(_all_titled, columns.values()))} |", f"|---|{'---|' * len(columns)}"]
+        lines += [f"| {' | '.join(row)} |" for row in zip(rest, *columns, strict=True)]
     lines += ["", "| what is wrong | of | on | fault |", "|---|---|---|---|"]
     for pattern, each in patterns.items():
-        names = ", ".join(dict.fromkeys(f"`{one.case.operation.name}` {one.case.dtype}" for one in each)).replace("|", "\\|")
-        levels = ", ".join(dict.fromkeys(map(_titled, (one.level for one in each))))
-        lines.append(f"| {pattern} | {names} | {levels} | {', '.join(map(str, each[0].faults)) or 'new'} |")
+        levels = _all_titled(list(dict.fromkeys(one.level for one in each)))
+        names = _by_dtype(one.case.name for one in each)
+        lines.append(
+            f"| {pattern.partition(': ')[2]} | {names} | {levels} | {', '.join(map(str, each[0].faults)) or 'new'} |"
+        )
     odd = Counter(one.variant for one in found if one.verdict == "refused" and seen[one.case.name, one.level] != "refused")
     if odd:
         lines += [
@@ -253,7 +266,7 @@ def _scores(seen: dict[tuple[str, str], str]) -> Iterator[str]:
     for source in ON_CHIPS:
         of = [each for each in known if each[3] == source]
         for kinds in dict.fromkeys((label, verdict) for _, label, verdict, _ in of):
-            names = ", ".join(f"`{name}`" for name, label, verdict, _ in of if (label, verdict) == kinds).replace("|", "\\|")
+            names = _by_dtype(name for name, label, verdict, _ in of if (label, verdict) == kinds)
             yield f"| {source}: {names} | {kinds[0]} | {kinds[1]}{'' if kinds[0] == kinds[1] else ': missed'} |"
 
 
@@ -288,6 +301,25 @@ def reports(found: Sequence[Outcome]) -> Iterator[tuple[str, str]]:
 
 def _titled(level: str) -> str:
     return level if level == FRONT_END else f"module of {level}"
+
+
+def _all_titled(levels: Sequence[str]) -> str:
+    modules = [level for level in levels if level != FRONT_END]
+    named = [f"module{'s' * (len(modules) > 1)} of {', '.join(modules)}"] if modules else []
+    return ", ".join([FRONT_END] * (FRONT_END in levels) + named)
+
+
+def _quoted(name: str) -> str:
+    return f"`{name}`".replace("|", "\\|")
+
+
+def _by_dtype(names: Iterable[str]) -> str:
+    """Cases by name: the operations of each dtype together."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for name in dict.fromkeys(names):
+        operation, _, dtype = name.rpartition(" of ")
+        found[dtype].append(_quoted(operation))
+    return ", ".join(f"{', '.join(operations)} of {dtype}" for dtype, operations in found.items())
 
 
 def _cell(verdicts: dict[str, str]) -> str:
