@@ -19,7 +19,8 @@ def public_names(package: str) -> list[str]:
     return [f"{read_packages()[package].module}.{name}" for name in _lines(package) if "." not in name]
 
 
-def _is_file(package: str, name: str) -> bool:
+def _is_command(package: str, name: str) -> bool:
+    """Whether the function has a module of its own name, as `explain` does."""
     found = read_packages()[package]
     return (ROOT / found.folder / "src" / found.module / f"{name}.py").exists()
 
@@ -42,10 +43,13 @@ def directives(package: str) -> str:
     for name, line in lines.items():
         if "." not in name:
             methods = [each.rpartition(".")[2] for each in lines if each.rpartition(".")[0] == name]
-            # The docstring of a named tuple lists its fields. A file with the name of its function is found first.
-            shown = [name] if _is_file(package, name) else methods if "is a tuple" in line else None
-            options = "" if shown is None else f"\n    options:\n      members: {shown or 'false'}"
-            found[_kind(name, line)].append(f"::: {module}.{name}{options}")
+            options, note = "", ""
+            if "is a tuple" in line:  # its docstring lists its fields
+                options = f"\n    options:\n      members: {methods or 'false'}"
+            elif _is_command(package, name):  # the module of its name is found first, and has what the command needs, too
+                options = f"\n    options:\n      members: [{name}]\n      show_docstring_parameters: false"
+                note = f"\n\nWhat each option is: `python -m {module} {name} --help`."
+            found[_kind(name, line)].append(f"::: {module}.{name}{options}{note}")
     for directives_of in (found["Functions"], found["Classes"]):  # a sort keeps the order of all others
         directives_of.sort(
             key=lambda directive: directive.rpartition(".")[2].lower() not in (package, package.replace("_", ""))

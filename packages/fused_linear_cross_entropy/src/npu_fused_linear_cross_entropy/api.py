@@ -62,10 +62,9 @@ def fused_linear_cross_entropy(
         "mean": sum of row / N, with class weights / sum of w_y, + sum of lse_square_scale L^2 / N, N rows not ignored
         with token weights r: row and z-loss times r; "mean" divides both by sum of r, with class weights by sum of r w_y
 
-    Arithmetic is fp32, and so is the loss. The gradient of the logits is rounded to x's dtype before it is multiplied by x
-    and the weight, as it is where logits are a tensor; where exponentials are multiplied in its place (see `explain`), they
-    are rounded so, and the target's part is added in fp32. In fp16 it is rounded before the division by N, which would make
-    it underflow. For "mean" and "sum" the forward computes the gradients, in the memory of the logits; for "none", and with
+    Arithmetic is fp32, and so is the loss. The gradient of the logits, or the exponentials that take its place, are rounded
+    to x's dtype before they are multiplied by x and the weight; in fp16 before the division by N, which would make them
+    underflow. For "mean" and "sum" the forward computes the gradients; for "none", and with
     the entropy, the backward computes the logits again. Nothing is computed for an input that needs no gradient. Under
     autocast x, weight and bias are cast as in a linear layer. DTensors: see checks.py.
 
@@ -73,9 +72,8 @@ def fused_linear_cross_entropy(
     backward computes the logits again. Neither `ignore_index` nor `counted_tokens`, accuracies, predictions, entropies or
     `token_scaling` go with it.
 
-    A target outside the vocabulary that is not `ignore_index`: on a CPU, an IndexError names it. On an accelerator, raising
-    would need a device sync: nothing outside the tensors is read, the loss of that row is NaN, and so is the mean or sum,
-    and the row adds nothing to the gradients.
+    A target outside the vocabulary that is not `ignore_index`: on a CPU, an IndexError names it. On an accelerator the loss
+    of that row is NaN, and so is the mean or sum, and the row adds nothing to the gradients.
 
     Args:
         x: [..., H], fp32, bf16 or fp16 (fp64 too on a CPU).
@@ -87,7 +85,7 @@ def fused_linear_cross_entropy(
         class_weight: [V], floating point; gets no gradient.
         token_weight: [...], floating point or bool: a factor of each token's loss, an advantage or a mask; gets no gradient.
         ignore_index: rows with this target have loss 0 and gradient 0, and "mean" does not count them. If all rows have it,
-            the loss is 0. They take part in the products: where such a row of x holds NaN or inf, its gradient and the
+            the loss is 0. Where such a row of x holds NaN or inf, its gradient and the
             weight's are NaN, unless `counted_tokens` leaves it out.
         reduction: "mean", "sum" or "none".
         label_smoothing: from 0 to 1.
@@ -105,7 +103,7 @@ def fused_linear_cross_entropy(
             if the budget has room for it, else the weight's dtype, which is rounded once a chunk.
         chunk_tokens: tokens of a chunk; None: chosen from the device and the budget.
         memory_budget: bytes for logits and sums, without inputs and gradients; None for a default. If it holds too few
-            tokens, the vocabulary is cut into chunks too; logits are then computed twice where they cannot be kept.
+            tokens, logits are computed twice, in chunks of the vocabulary.
         process_group: weight, bias and class_weight are this rank's rows of a vocabulary that is split over the group. x,
             target and the loss are the same on every rank; the gradient of x is summed over the ranks.
         vocab_range: (start, stop), the rows that this rank has, at least one; None if all ranks have equally many.
@@ -116,17 +114,16 @@ def fused_linear_cross_entropy(
         counted_tokens: how many targets are not `ignore_index`, or more than that; or int64 [n], where they are in the
             flattened target; or a mask of the target's shape. Other tokens are ignored and take part in no product: what
             they hold, NaN too, changes nothing. A place that is listed twice counts once. Nothing waits for the device; so
-            on an accelerator a mask, whose count is not known, saves no time: tokens of zeros take the others' place. If
+            on an accelerator a mask, whose count is not known, saves no time. If
             more count than that number, or a place is outside of the target, the loss ("none": that of the first token
             that counts) is NaN, and on a CPU it is an error.
         weight_grad: [V, H], fp32 or weight's dtype: each backward that asks for the weight's gradient (one of a compiled
-            function always does) adds it to this, if the weight requires one, and autograd gives the weight none. Of the
-            weight's size nothing else is allocated, and no forward computes gradients: the backward computes the logits
-            again, which is a fourth product of a loss that is one number. In fp16 its gradient then needs a scale of the
+            function always does) adds it to this, and autograd gives the weight none. Of the
+            weight's size nothing else is allocated. The backward computes the logits
+            again, a fourth product of a loss that is one number. In fp16 its gradient then needs a scale of the
             loss, as that of "none" does.
         adapter: (u [..., R], b [V, R]), x's dtype or fp32: the logits are x weight^T + u b^T + bias, as LoRA's are with
-            u = scaling lora_a(x) and b = lora_b's weight. Both get gradients; the weight must not require one, and nothing
-            of its size is allocated.
+            u = scaling lora_a(x) and b = lora_b's weight. Both get gradients; the weight must not require one.
 
     Returns:
         The loss, fp32 (fp64 for fp64 input): a number, or [...] for "none". If one of the `return_` options is set, a
@@ -328,7 +325,7 @@ def causal_lm_loss(
             labels that are not ignored, or divided by `num_items_in_batch`. With class weights it divides the z-loss by the
             sum of the weights too, as with token weights.
         shift_weights: a factor of each shift's loss; None for 1.
-        weight_grad: [V, H], as for `fused_linear_cross_entropy`: each backward adds the weight's gradient to it.
+        weight_grad: [V, H], as for `fused_linear_cross_entropy`.
         adapter: (u [..., T, R], b [V, R]), as there: LoRA's share of the logits.
         options: the other options of `fused_linear_cross_entropy`, except `reduction`.
 

@@ -59,12 +59,11 @@ def linear_log_probs(
     All but `top_ids` and `is_top` are differentiable, with respect to a tensor of temperatures too; the backward computes
     the logits again.
 
-    Equal calls give equal bits. But the bits of one token depend on how many tokens there are, because chunks and the
-    framework's choice of a matrix product do. With `batch_invariant` they do not: every product has one shape,
-    [chunk_tokens, H] @ [H, V], padded with rows of zeros, and the kernel computes each row's statistics by themselves. On
-    one kind of device, with one release of its libraries, a token then has the same bits among any tokens, in any place.
-    With `vocab_parts` too these are the bits of any number of ranks that share the vocabulary. Not promised: gradients; a
-    `process_group` without `vocab_parts`; CPUs, where tests see it hold, but the matrix product is not ours.
+    Equal calls give equal bits. The bits of one token depend on how many tokens there are. With `batch_invariant` they do
+    not: every product is [chunk_tokens, H] @ [H, V], padded with rows of zeros. On
+    one kind of device, with one release of its libraries, a token then has the same bits among any tokens, in any place;
+    with `vocab_parts` on any number of ranks that share the vocabulary too. Not promised: gradients; a
+    `process_group` without `vocab_parts`; CPUs, where the matrix product is not ours.
 
     Args:
         x: [..., H], fp32, bf16 or fp16 (fp64 too on a CPU).
@@ -83,16 +82,14 @@ def linear_log_probs(
         softcap: c, for logits c tanh(t / c) / temperature; None for no cap.
         logit_scale: factor of the logits.
         return_entropy, return_square_sum, return_mean_logit, return_is_top: return these too.
-        batch_invariant: make a token's results independent of the other tokens. Costs a copy of x, and the time of at least
-            `chunk_tokens` tokens, 512 by default.
+        batch_invariant: as above. Costs a copy of x, and the time of at least `chunk_tokens` tokens, 512 by default.
         vocab_parts: with `batch_invariant`, P equal parts of the whole vocabulary, P a multiple of the number of ranks.
             Products are [chunk_tokens, H] @ [H, V / P], and statistics of parts are joined in their order. Of
             log-probabilities of targets and entropies alone.
         accum_dtype, chunk_tokens, memory_budget, process_group, vocab_range, vocab_size, sequence_parallel, counted_tokens:
             as for `fused_linear_cross_entropy`; neither of the last two with `batch_invariant`. A budget holds a chunk's
             logits, not the memory of PyTorch's topk.
-        weight_grad: [V, H], fp32 or weight's dtype: each backward adds the weight's gradient to it; see there. It takes no
-            more products.
+        weight_grad: [V, H], as for `fused_linear_cross_entropy`. It takes no more products.
         adapter: (u [..., R], b [V, R]), as for `fused_linear_cross_entropy`: LoRA's share of the logits.
 
     Returns:

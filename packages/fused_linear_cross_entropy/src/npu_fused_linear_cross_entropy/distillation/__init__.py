@@ -83,9 +83,8 @@ def linear_distillation_loss(
     D is not multiplied by T^2, nor is it in Liger's and TRL's losses; Hinton et al. do: give soft_weight that factor. At
     beta = 0 and 1 Liger and TRL compute the forward and the reverse divergence, where D above would be 0.
 
-    Arithmetic is fp32, and so is the loss. The logits of a chunk of tokens, the student's and the teacher's, are in memory
-    at a time, in whole rows. For "mean" and "sum" the forward computes the gradients, in the memory of the student's
-    logits: four products in all. For "none" the backward computes logits again. The gradient of the logits is rounded to
+    Arithmetic is fp32, and so is the loss. For "mean" and "sum" the forward computes the gradients: four products in all.
+    For "none" the backward computes logits again. The gradient of the logits is rounded to
     x's dtype before it is multiplied by x and the weight.
 
     A target outside the vocabulary that is not `ignore_index`: as for `fused_linear_cross_entropy`, where hard_weight is not
@@ -98,7 +97,7 @@ def linear_distillation_loss(
         bias: [V], x's dtype or fp32.
         teacher: the teacher's head, a `Teacher` or a tuple of its fields in their order.
         teacher_probs: [..., V], floating point, in its place: q for T = 1, divided by its sum. With a temperature q is
-            softmax(log(teacher_probs) / T). For "reverse_kl", which would be infinite, a probability of 0 counts as the
+            softmax(log(teacher_probs) / T). For "reverse_kl" a probability of 0 counts as the
             smallest number of fp32, 1.2e-38, unless the student's bias rules the column out too.
         teacher_top_k: ids [..., K], int64 or int32, and q's log-probabilities of them [..., K], floating point, in its
             place: D = sum over the K columns of q log(q / p), for "forward_kl" alone. q is taken as it is, at any
@@ -123,8 +122,7 @@ def linear_distillation_loss(
             the divergence of each chunk then, not a kernel.
         counted_tokens: as there. A target outside the vocabulary then makes its loss NaN, whatever hard_weight is.
         token_weight: [...], floating point or bool: a factor of each token's row; "mean" divides by their sum.
-        weight_grad: [V, H], fp32 or weight's dtype: each backward adds the weight's gradient to it, as for
-            `fused_linear_cross_entropy`.
+        weight_grad: [V, H], as for `fused_linear_cross_entropy`.
         adapter: (u [..., R], b [V, R]), as there: LoRA's share of the student's logits.
 
     Returns:
