@@ -34,10 +34,9 @@ KNOWN = {
 def patch(model: nn.Module) -> Patch:
     """Let `attn_res_keys` compute the attention residuals of transformers' Inkling 2 and its looped variant.
 
-    Modules stay where they are, with their parameters, hooks and flags; each gets a class derived from its own whose
-    forward reads the block states and the partial one where they lie: nothing is concatenated, cast or normalised in memory
-    before. Results are fp32 as the class's are, under autocast in its dtype. So `state_dict` and `save_pretrained` are as
-    before, and the model can be copied, pickled and compiled. Patch a model before it is sharded or wrapped.
+    Each module gets a class derived from its own, whose forward reads the block states and the partial one where they lie;
+    parameters, hooks and flags stay. Results are fp32 as the class's are, under autocast in its dtype. Patch a model before
+    it is sharded or wrapped.
 
     Every other module whose class's name ends in AttentionResidual is left alone, and so are modules whose forward was
     replaced, as accelerate does, or that of their class or their norm's. What becomes so after the patch computes what it

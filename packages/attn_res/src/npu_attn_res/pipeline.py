@@ -26,8 +26,7 @@ STYLES = ("loop", "v")
 class PipelineBlocks:
     """The blocks of one rank in a pipeline whose ranks have several stages each.
 
-    A rank keeps what its earlier stages received and made, so that a message carries only the blocks of the stages since the
-    rank's last one:
+    A message carries only the blocks of the stages since the rank's last one:
 
         def forward(self, prefix, *received):  # of a stage
             blocks = self.blocks.enter(self.stage, received, prefix)
@@ -37,12 +36,11 @@ class PipelineBlocks:
     One object serves all stages of a rank, under every schedule of `torch.distributed.pipelining`. Each stage must see its
     microbatches in the same order, each with one forward and at most one backward, and a later stage's backward must come
     first: schedules keep to that. The backward may be split into one of inputs and one of weights. A stage may be wrapped
-    whole in `torch.utils.checkpoint.checkpoint` with `use_reentrant=False`. After a step that an error has ended, call
-    `reset`.
+    whole in `torch.utils.checkpoint.checkpoint` with `use_reentrant=False`.
 
-    The gradient of a kept block passes through what `leave` returns. Without the prefix, a stage that sends no block adds
-    the gradient where its layers read the block, and a later stage that receives no block needs a backward that is not
-    split. A gradient that is lost raises an error. Blocks are not copied.
+    The gradient of a kept block passes through what `leave` returns. Without the prefix, a later stage that receives no block
+    needs a backward that is not
+    split. A gradient that is lost raises an error.
 
     Args:
         made: how many blocks each stage of the pipeline makes, all stages in order.

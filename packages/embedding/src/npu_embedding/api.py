@@ -43,12 +43,11 @@ def embedding(
         out[...] = x / sqrt(mean(x^2) + rms_norm_eps)        of that x, in the same launch, where it is given
 
     Without them a row of the output is a copy, bit for bit, whatever the other indices are.
-    The gradient's sums are fp32, rounded once, and the same bits every time: they are added in a fixed order. Nothing waits
+    The gradient's sums are fp32, rounded once, and the same bits every time. Nothing waits
     for the device. Under autocast nothing is cast. DTensors: see split.py.
 
-    An index outside the table: on a CPU an IndexError that names it. An accelerator could raise an error only if the host
-    waited for it: nothing outside the table is read or written, that row of the output is NaN, so that the loss is too, and
-    it gives no gradient.
+    An index outside the table: on a CPU an IndexError that names it. On an accelerator that row of the output is NaN and
+    gives no gradient; nothing outside the table is read or written.
 
     Args:
         indices: [...], int32 or int64, at any strides.
@@ -58,21 +57,19 @@ def embedding(
         max_norm: rows that an index names and whose norm is larger are scaled down to it, in place, before the look-up.
         norm_type: the p of that norm.
         scale_grad_by_freq: the gradient of a row is divided by how many indices name it.
-        sparse: the gradient of `weight` is a sparse tensor: one entry for each index, in the order of their rows, no dense
-            table in between. It is not coalesced: only the device knows how many rows are distinct, and the host would have
-            to wait for it. Each row's sum, rounded once, is in the first of its entries, with zeros in the others and in
-            those of the padding row: to coalesce it, as optimizers do, adds nothing but zeros. With inductor a compiled
+        sparse: the gradient of `weight` is a sparse tensor: one entry for each index, in the order of their rows. It is not
+            coalesced, which would have the host wait. Each row's sum, rounded once, is in the first of its entries, with
+            zeros in the others and in those of the padding row. With inductor a compiled
             graph may have one look-up in a table, as of torch's own.
         vocab_range: (first, last): `weight` holds rows `first` to `last - 1` of a table that is split over devices. Other
-            rows come out as zeros and get no gradient: the sum over all devices is the whole look-up. In a plain
-            look-up these zeros are -0.0, which changes no bit of what it is added to; with `multiplier`, `rms_norm_eps` or
-            `row_scales` they have either sign. `padding_idx` counts in the whole table.
+            rows come out as zeros, -0.0 in a plain look-up, and get no gradient: the sum over all devices is the whole
+            look-up. `padding_idx` counts in the whole table.
         num_embeddings: rows of the whole table. With it an index past them is outside the table; without it only a negative
             index is.
         multiplier: of every row, in fp32, rounded once, as in Gemma. Transformers' Gemma rounds it to weight's dtype first.
             The gradient of a row is `multiplier * dy`, rounded to weight's dtype, before it is summed.
-        rms_norm_eps: rows are over the roots of their mean squares plus this: an RMSNorm without a weight, in fp32, rounded
-            once. The gradient of a row is rounded to weight's dtype, before it is summed. It has a launch of its own. On
+        rms_norm_eps: of an RMSNorm of each row, without a weight, in fp32, rounded once. The gradient of a row is rounded
+            to weight's dtype, before it is summed. It has a launch of its own. On
             accelerators rows of more columns than a program holds are normalised by PyTorch.
         row_scales: [V], fp32, bf16 or fp16: a factor for each row, in fp32.
         dtype: of the result, with `row_scales`; None: theirs.

@@ -36,10 +36,8 @@ _IDS = 2  # which of a layer's states in transformers' cache has the last ids
 def patch(model: nn.Module) -> Patch:
     """Let `embedding` look up the rows of a model's embeddings: torch.nn.Embedding, and transformers' scaled embeddings.
 
-    Modules stay where they are, with their parameters, hooks and flags; a torch.nn.Embedding becomes an `Embedding`, one of
-    its subclasses a class derived from both, whose own forward is kept. So weights stay tied, `state_dict` and
-    `save_pretrained` are as before, and the model can be copied, pickled and compiled. Patch a model before it is sharded or
-    wrapped.
+    A torch.nn.Embedding becomes an `Embedding`, one of its subclasses a class derived from both, whose own forward is kept;
+    parameters, hooks and flags stay. Patch a model before it is sharded or wrapped.
 
     Known are `torch.nn.Embedding`, subclasses of it that leave its forward alone, the scaled embeddings of transformers'
     Gemma 1 to 4, BART and others, and Qwen4-Exp's n-gram embedding, whose look-up `ngram_embedding` takes unless its table

@@ -57,26 +57,11 @@ def patch(
     """Let `causal_lm_loss` compute the training loss of transformers' language models, without their logits.
 
     Called in training mode and with labels, a patched model returns that loss, and `logits=None`, with a warning the first
-    time that says how to keep them. Called otherwise it does
-    what it did: evaluation and generation have logits. `ignore_index`, `shift_labels`, `num_items_in_batch`,
-    `logits_to_keep` and a config's `final_logit_softcapping` count as before.
+    time that says how to keep them. Called otherwise, or where this loss cannot stand for its own, it does what it did.
+    Labels that are all ignored give a loss of 0, where the model's mean is NaN.
 
-    The model keeps its parameters, hooks and flags; it gets a class derived from its own, of the same name, with another
-    forward. So `state_dict` and `save_pretrained` are as before, and it can be copied, pickled and compiled. Patch a model
-    before it is sharded or wrapped.
-
-    The linear layer's weight is read and the layer not called. The model does what it did, with a warning, where that layer
-    has hooks, is not torch.nn.Linear any more, was replaced in its forward (LoRA, ZeRO-3, tensor parallel, accelerate) or
-    has a tensor subclass for its weight (torchao); where the model's forward or its loss function is another; and where a
-    mode that is not torch's own would see the calls. It also does while it is traced or exported to ONNX. Labels that are
-    all ignored give a loss of 0, where the model's mean is NaN.
-
-    A model is known by what its forward does: it runs on a CPU with a head, a loss function and a base model that stand in
-    for its own. It has to call a linear layer once, and its `loss_function` once, with the labels and
-    that layer's result, at most times a factor and under a softcap (Gemma, Cohere, Granite). What else a model adds to its
-    loss, as a router's, it adds as before: in training its own forward runs, with `causal_lm_loss` in the place of its loss.
-    So are most causal language models of transformers known, and models of text and images, also as a part of another
-    module. Others are left alone, with the reason.
+    The model gets a class derived from its own, of the same name, with another forward; parameters, hooks and flags stay.
+    Patch a model before it is sharded or wrapped. Which models are taken, and when they do what they did: README.md.
 
     Known too are models whose forward calls torch's cross entropy itself, with rows of the head's result or a bias added to
     them (T5, BART, Whisper, NLLB; `fused_linear_cross_entropy` computes it, in the dtype of its result), and models whose

@@ -406,13 +406,10 @@ def rms_norm_dynamic_quant(
         n = rms_norm(x, weight) in fp32        scale = max(abs(n)) / 127        y = round(n * (127 / max(abs(n))))
 
     y * scale differs from n by half a scale at most. The product is rounded to the nearest whole number, half to even;
-    nothing is clipped. Where n / scale lies halfway between two whole numbers, the rounding of the factor 127 / max(abs(n))
-    decides which one y is. For fp8, 448 takes the place of 127, and y is the product in fp8 e4m3: y * scale differs from n
+    nothing is clipped. For fp8, 448 takes the place of 127, and y is the product in fp8 e4m3: y * scale differs from n
     by a sixteenth of n at most, where y is a normal number. A row of zeros counts as one whose max(abs(n)) is 1e-30.
-    Where n has NaN or inf, the scale of the row is NaN and y of the row is 0, in fp8 NaN.
 
-    There is no gradient: y and scale are constants to autograd, as every integer tensor is. To train, take `rms_norm` and
-    quantise its result where the gradient is defined. Experimental: no trainer that we know calls it.
+    There is no gradient: y and scale are constants to autograd. Experimental: no trainer that we know calls it.
 
     Args:
         x, weight, eps, bias, offset, casting_mode: as for `rms_norm`.
@@ -508,8 +505,7 @@ def qk_rms_norm(
 
         q, k, v = split(qkv)        q = rms_norm(q, q_weight)        k = rms_norm(k, k_weight)
 
-    Two calls of `rms_norm` on slices give the same q and k, and leave it to autograd to fill a gradient of the projection's
-    size with zeros for each slice, and to add the three.
+    Two calls of `rms_norm` on slices give the same q and k, with a gradient of the projection's size for each slice.
 
     Args:
         qkv: [..., (n_heads + 2 n_kv_heads) D], what one linear layer computes: the heads of q, those of k, those of v. fp32,

@@ -102,14 +102,11 @@ TORCH = _formula(Variant("gemma"), Variant("gemma"), "eps")
 def patch(model: nn.Module) -> Patch:
     """Let `rms_norm` and `gated_rms_norm` compute the RMSNorms of a model, whatever their classes are called.
 
-    Modules stay where they are, with their parameters, hooks and flags. Each gets a class derived from its own whose forward
-    calls `rms_norm` with that class's roundings and eps. So `state_dict` and `save_pretrained` are as before, and the model
-    can be copied, pickled and compiled. Patch a model before it is sharded or wrapped.
+    Each module gets a class derived from its own, whose forward calls `rms_norm` with that class's roundings and eps;
+    parameters, hooks and flags stay. Patch a model before it is sharded or wrapped.
 
-    A class is known by what it computes. Its forward runs on a CPU with some thousand random numbers, for each dtype of
-    rows and of weight. Our functions have to give the same with one of their casting modes, an offset of 0 or 1, with or
-    without a weight, a gate and groups of columns, and the same gradients. So are nearly all RMSNorms of transformers known,
-    and `torch.nn.RMSNorm` over one dimension. Modules are tried that have Norm in their class's name, and others with one
+    A class is known by what it computes: its forward runs on a CPU with some thousand random numbers, for each dtype of
+    rows and of weight. Modules are tried that have Norm in their class's name, and others with one
     vector of parameters and no modules of their own.
 
     Every other module with Norm in its class's name is left alone. So are norms whose forward was replaced, as accelerate
