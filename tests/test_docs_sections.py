@@ -25,6 +25,8 @@ def test_a_section_ends_where_the_next_of_its_level_begins(tmp_path):
     assert "# no heading" in sections.take("a.md", "text of", ["One"], tmp_path)
     whole = sections.take("a.md", "but", ["One"], tmp_path)
     assert whole.split() == ["first", "##", "Two", "two"]
+    (tmp_path / "b.md").write_text("intro\n\n**ms**\n\n| 1 |\n\n**MiB, all**\n\n| 2 |\n")
+    assert sections.take("b.md", "but", ["ms"], tmp_path).split("\n\n") == ["intro", "**MiB, all**", "| 2 |"]
 
 
 def test_what_is_not_there_is_an_error(tmp_path):

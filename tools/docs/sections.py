@@ -7,8 +7,9 @@ A page names it on a line of its own:
     <!-- include README.md section "Install" -->                      one section, with its heading
     <!-- include README.md text of "Install" -->                      the same without its heading
 
-A section ends where the next heading of its level or a higher one begins. Links in the text lead to the page that shows the
-whole file, else to the repository, where tools/project.toml has an address of it, else they name the file.
+A section ends where the next heading of its level or a higher one begins; a line in bold type is one of the lowest level.
+Links in the text lead to the page that shows the whole file, else to the repository, where tools/project.toml has an address
+of it, else they name the file.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ DIRECTIVE = re.compile(r'^<!-- include (?P<file>\S+?)(?: (?P<how>but|section|tex
 _PAGE = re.compile(
     r'the page "(?P<title>[^"]+)" of the\s+documentation, `tools/docs/pages/(?P<page>[^`]+)` in the repository'
 )
+BOLD = 7  # the level of a line in bold type, below all headings
 _LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]+)\]\((?P<target>[^)\s]+)\)")
 
 
@@ -44,6 +46,8 @@ def headings(text: str) -> Iterator[tuple[int, str, int]]:
         found = re.match(r"(#+) (.*)", line)
         if found and not fenced:
             yield len(found[1]), found[2].strip(), number
+        elif (bold := re.fullmatch(r"\*\*([^*]+)\*\*", line)) and not fenced:  # above a table
+            yield BOLD, bold[1], number
 
 
 def span(text: str, title: str, file: str) -> tuple[int, int]:
