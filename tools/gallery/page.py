@@ -18,8 +18,8 @@ _BANDWIDTH = 0.8e12  # bytes a second
 _HEAD = """# Gallery: kernels from the wild
 
 Kernels of other projects, called as those projects call them, through npu-offline, as on an Ascend910B4. Nothing here ran
-on a chip. Made on {dates} by `python -m tools.gallery` in this repository, with triton-ascend 3.2.0 and the compilers of
-CANN 8.5 (1.0.0), 9.0 (1.1.0) and about 9.1 (1.2.0). None of the kernels' code is in this repository.
+on a chip. Made on {dates} by `python -m tools.gallery`, with triton-ascend 3.2.0 and the compilers of
+CANN 8.5 (1.0.0), 9.0 (1.1.0) and about 9.1 (1.2.0).
 
 - **compiles**: the largest share of the Unified Buffer that a launch of the call takes, with the compiler of CANN 8.5,
   9.0 and 9.1; one number where all are equal; "no" where a launch does not fit.
@@ -31,14 +31,12 @@ CANN 8.5 (1.0.0), 9.0 (1.1.0) and about 9.1 (1.2.0). None of the kernels' code i
 - **time**: predicted by the time model for CANN 9.1's compiler, launches included, over the minimum of bytes at
   .8 TB/s. Not measured.
 - **lint**: rules that launches break (CANN 9.1's compiler), and how often.
-- Below each table: what does not fit, findings of the checks of final modules (pipes, flags, buffers, results that differ
-  from the Linalg IR's), and what npu-offline could not do.
 
-Two kinds of findings need a word. Results that differ by roundings of bf16: the compilers leave roundings out, CANN 8.5's
+Results that differ by roundings of bf16: the compilers leave roundings out, CANN 8.5's
 those of casts, and all three those of arithmetic in bf16 (COMPILER_FAULTS.md), such as the product in dw of Liger's rms_norm
-backward, which is cast to fp32. There the final modules are closer to fp64 than the Linalg IR: a root mean square error of
+backward. There the final modules are closer to fp64 than the Linalg IR: a root mean square error of
 .106 instead of .132 in dw. The race in solve_tril: with CANN 9.0, both vector cores of a program compute and store the same
-bytes, and nothing orders the stores; the results are right here.
+bytes; the results are right here.
 """
 
 
@@ -57,7 +55,11 @@ def rendered(rows: Mapping[str, Mapping[str, Any]], tallied: str) -> str:
         if own:
             lines = [_line(entry, row) for entry, row in own]
             table = ["| call | compiles | computes | bytes | time | lint |", "|---|---|---|---|---|---|", *lines]
-            notes = [f"- {entry.name}: {note}" for entry, row in own for note in _notes(row)]
+            alike: dict[str, list[str]] = {}
+            for entry, row in own:
+                for note in _notes(row):
+                    alike.setdefault(note, []).append(entry.name)
+            notes = [f"- {'; '.join(names)}: {note}" for note, names in alike.items()]
             parts.append(
                 "\n".join([f"## {title[0].upper()}{title[1:]}", "", *table, *([""] if notes else []), *notes]) + "\n"
             )

@@ -18,18 +18,16 @@ _Suites = Mapping[str, Mapping[str, Mapping[str, object]]]
 _HEAD = """## Counts: calls of packages
 
 `python -m tools.gallery.count` calls {calls} operators in fp32 with small sizes, and their gradients where autograd has
-any, as on an Ascend910B4: from Linalg IR, looking for accesses out of bounds and races, and from the final module of CANN
+any: from Linalg IR, looking for accesses out of bounds and races, and from the final module of CANN
 9.1's compiler with all checks. Results are compared with PyTorch in fp64 (1e-4 of the largest element). A call counts once,
 as the worse of its two levels. Liger's operators count twice: its kernels for GPUs, and those that it takes on an NPU.
-flash-linear-attention's `chunk_delta_rule` takes no fp32 and is not counted; nor are gradients of
-`fused_recurrent_gated_delta_rule`, which has none.
+flash-linear-attention's `chunk_delta_rule` takes no fp32 and is not counted.
 **{right} of {calls} are right ({share:.0f} %).**
 
-- **finding**: values may be right, and the compiled kernel does something wrong: it reads outside of a tensor where
-  triton-ascend does not turn a mask into a size, or it breaks a rule of the checks. The kernel has to change.
+- **finding**: values may be right, and the compiled kernel reads outside of a tensor where
+  triton-ascend does not turn a mask into a size, or breaks a rule of the checks.
 - **not compiled**: the compiler says no; a smaller block, or another way to write the kernel, may help.
 - **refused**: Triton 3.2.0 does not know what the kernel calls, or npu-offline cannot run the final module.
-- **other values**: the results differ from PyTorch's.
 - **crash**: a traceback, a hang, or an error of the package's own code.
 """
 _TABLE = """| package | calls | right | finding | not compiled | refused | other values | crash |
@@ -38,8 +36,7 @@ _SUITES = """## Counts: test suites of packages
 
 Tests that the packages' authors wrote, with `pytest --npu-device emulated` from Linalg IR and no change to a file: tests of
 Liger-Kernel's commit {liger} and of flash-linear-attention's {fla}, some chosen by size (`python -m tools.gallery.suites`).
-How to run a suite of yours: "A suite that knows nothing of npu-offline" in npu-offline's how-to. The tests of
-layer_norm and poly_norm that fail are in bf16: results are farther from PyTorch's in bf16 than the tests allow.
+The tests of layer_norm and poly_norm that fail are in bf16: results are farther from PyTorch's in bf16 than the tests allow.
 
 | package | tests | passed | failed | refused | skipped by the suite |
 |---|---|---|---|---|---|"""
@@ -70,11 +67,13 @@ def rendered(counts: _Counts, suites: _Suites, commits: Mapping[str, str]) -> st
     lines += [_row(package, calls.values()) for package, calls in worst.items()]
     lines += [_row("all", everything), ""]
     for package, calls in worst.items():
+        alike: dict[str, list[str]] = {}  # what several calls have in common stands once
         for call, verdict in calls.items():
             if kind_of(verdict) != "right":
                 level = next(level for level, said in counts[package][call].items() if said == verdict)
                 said = EXPLAINED.get(call, f"{_SOURCE.split(verdict.partition(': ')[2])[0]} ({level})")
-                lines.append(f"- {package.partition(' ')[0]} `{call}`: {kind_of(verdict).lower()}: {said}")
+                alike.setdefault(f"{kind_of(verdict).lower()}: {said}", []).append(f"`{call}`")
+        lines += [f"- {package.partition(' ')[0]} {', '.join(each)}: {said}" for said, each in alike.items()]
     lines += ["", _SUITES.format(liger=commits["liger-kernel"], fla=commits["fla-core"])]
     reasons = []
     for package, files in suites.items():
