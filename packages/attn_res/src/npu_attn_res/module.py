@@ -98,15 +98,7 @@ class AttnRes(_Weights):
 class AttnResBank(_Weights):
     """`attn_res_bank` with a learned query, a learned norm of the keys and the RMSNorm that follows.
 
-    Two of them make a decoder's layer one of Attention Residuals, one before attention and one before the MLP:
-
-        mixed = self.before_attention(blocks, None, prefix, layer_output=output)
-        if self.begins_block:
-            blocks, prefix, output = [*blocks, mixed.prefix], self.attention(mixed.normalized), None
-        else:
-            prefix, output = mixed.prefix, self.attention(mixed.normalized)
-        mixed = self.before_mlp(blocks, None, prefix, layer_output=output)
-        return blocks, mixed.prefix, self.mlp(mixed.normalized)
+    Two of them make a decoder's layer one of Attention Residuals: README.md, "In a decoder".
 
     The parameters are `query` [hidden_size], zero at first, which makes h the mean of the blocks and the prefix, and
     `rms_weight` and `output_rms_weight` [hidden_size], one at first.

@@ -26,12 +26,8 @@ STYLES = ("loop", "v")
 class PipelineBlocks:
     """The blocks of one rank in a pipeline whose ranks have several stages each.
 
-    A message carries only the blocks of the stages since the rank's last one:
-
-        def forward(self, prefix, *received):  # of a stage
-            blocks = self.blocks.enter(self.stage, received, prefix)
-            ...  # layers read the blocks and the prefix, and append to the blocks
-            return tuple(self.blocks.leave(self.stage, blocks, prefix))
+    A message carries only the blocks of the stages since the rank's last one. A stage's forward begins with `enter` and
+    returns what `leave` gives.
 
     One object serves all stages of a rank, under every schedule of `torch.distributed.pipelining`. Each stage must see its
     microbatches in the same order, each with one forward and at most one backward, and a later stage's backward must come
@@ -39,8 +35,8 @@ class PipelineBlocks:
     whole in `torch.utils.checkpoint.checkpoint` with `use_reentrant=False`.
 
     The gradient of a kept block passes through what `leave` returns. Without the prefix, a later stage that receives no block
-    needs a backward that is not
-    split. A gradient that is lost raises an error.
+    needs a backward that is not split.
+    A gradient that is lost raises an error.
 
     Args:
         made: how many blocks each stage of the pipeline makes, all stages in order.

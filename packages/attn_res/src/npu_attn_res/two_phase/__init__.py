@@ -128,9 +128,8 @@ class BlockAttnRes(nn.Module):
         output = depth.input()
 
     Layers form blocks of `block_size`; a block is the sum of its layers' outputs, and the embedding is a block of its own.
-    The input of a layer is `attn_res` over the finished blocks and the partial sum of its own block. When a block begins,
-    the finished ones are read for all of its layers at once (`attn_res_phase1`); each layer then joins the partial sum
-    (`attn_res_merge`), to which the output of the layer before is added in the same pass.
+    The input of a layer is `attn_res` over the finished blocks and the partial sum of its own block: `attn_res_phase1` when a
+    block begins, then `attn_res_merge` in each layer.
 
     A layer that takes the depth itself returns its last output, so that FSDP2 gathers its parameters for the backward.
 
