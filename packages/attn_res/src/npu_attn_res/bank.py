@@ -46,10 +46,10 @@ def attn_res_bank(
         alpha = softmax_i(scale <query, k_i>)        h = sum_i alpha_i v_i
         normalized = h / sqrt(mean(h^2) + output_rms_eps) * output_rms_weight
 
-    p is rounded to the prefix's dtype before it is used. Rows that do not fit on chip take PyTorch's operators.
-    Arithmetic is fp32, h is rounded once. The bank, the prefix, the layer's output and h may have dtypes of their own. With
-    gradients, any write to the bank before the backward, but an append behind its blocks,
-    is PyTorch's error. The gradient of a bank has its shape, zero behind its blocks.
+    p is rounded to the prefix's dtype before it is used. Rows that do not fit on chip take PyTorch's operators. Arithmetic
+    is fp32, h is rounded once. The bank, the prefix, the layer's output and h may have dtypes of their own. With gradients,
+    any write to the bank before the backward, but an append behind its blocks, is PyTorch's error. The gradient of a bank
+    has its shape, zero behind its blocks.
 
     Args:
         bank: [..., capacity, D], fp32, bf16 or fp16 (fp64 too on a CPU), rows at any one stride; or a list (tuple,

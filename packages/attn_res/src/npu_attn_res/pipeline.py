@@ -34,9 +34,8 @@ class PipelineBlocks:
     first: schedules keep to that. The backward may be split into one of inputs and one of weights. A stage may be wrapped
     whole in `torch.utils.checkpoint.checkpoint` with `use_reentrant=False`.
 
-    The gradient of a kept block passes through what `leave` returns. Without the prefix, a later stage that receives no block
-    needs a backward that is not split.
-    A gradient that is lost raises an error.
+    The gradient of a kept block passes through what `leave` returns. Without the prefix, a later stage that receives no
+    block needs a backward that is not split. A gradient that is lost raises an error.
 
     Args:
         made: how many blocks each stage of the pipeline makes, all stages in order.

@@ -42,9 +42,9 @@ def embedding(
         out[...] = multiplier * row_scales[indices[...]] * weight[indices[...]]        where they are given, in one launch
         out[...] = x / sqrt(mean(x^2) + rms_norm_eps)        of that x, in the same launch, where it is given
 
-    Without them a row of the output is a copy, bit for bit, whatever the other indices are.
-    The gradient's sums are fp32, rounded once, and the same bits every time. Nothing waits
-    for the device. Under autocast nothing is cast. DTensors: see split.py.
+    Without them a row of the output is a copy, bit for bit, whatever the other indices are. The gradient's sums are fp32,
+    rounded once, and the same bits every time. Nothing waits for the device. Under autocast nothing is cast. DTensors: see
+    split.py.
 
     An index outside the table: on a CPU an IndexError that names it. On an accelerator that row of the output is NaN and
     gives no gradient; nothing outside the table is read or written.
@@ -59,8 +59,8 @@ def embedding(
         scale_grad_by_freq: the gradient of a row is divided by how many indices name it.
         sparse: the gradient of `weight` is a sparse tensor: one entry for each index, in the order of their rows. It is not
             coalesced, which would have the host wait. Each row's sum, rounded once, is in the first of its entries, with
-            zeros in the others and in those of the padding row. With inductor a compiled
-            graph may have one look-up in a table, as of torch's own.
+            zeros in the others and in those of the padding row. With inductor a compiled graph may have one look-up in a
+            table, as of torch's own.
         vocab_range: (first, last): `weight` holds rows `first` to `last - 1` of a table that is split over devices. Other
             rows come out as zeros, -0.0 in a plain look-up, and get no gradient: the sum over all devices is the whole
             look-up. `padding_idx` counts in the whole table.
@@ -69,8 +69,8 @@ def embedding(
         multiplier: of every row, in fp32, rounded once, as in Gemma. Transformers' Gemma rounds it to weight's dtype first.
             The gradient of a row is `multiplier * dy`, rounded to weight's dtype, before it is summed.
         rms_norm_eps: of an RMSNorm of each row, without a weight, in fp32, rounded once. The gradient of a row is rounded
-            to weight's dtype, before it is summed. It has a launch of its own. On
-            accelerators rows of more columns than a program holds are normalised by PyTorch.
+            to weight's dtype, before it is summed. It has a launch of its own. On accelerators rows of more columns than a
+            program holds are normalised by PyTorch.
         row_scales: [V], fp32, bf16 or fp16: a factor for each row, in fp32.
         dtype: of the result, with `row_scales`; None: theirs.
 

@@ -19,12 +19,11 @@ from .call import check_table, padding_row
 class VocabParallelEmbedding(nn.Module):
     """A table whose rows are split over the ranks of a process group.
 
-    Each rank holds the rows from `vocab_start_index` to before `vocab_end_index` as the parameter `weight`. A rank is called
-    with indices of its own, as many as it likes, which are sent to the ranks that hold their rows;
-    rows come back. The gradient of `weight` is the sum over the
-    indices of all ranks, in fp32, rounded once. All ranks call the forward, and all or none the backward. The host waits
-    once a forward, for the numbers of indices. With the same indices on all ranks a
-    gradient counts once for each rank: give each its part, or take DTensors.
+    Each rank holds the rows from `vocab_start_index` to before `vocab_end_index` as the parameter `weight`. A rank is
+    called with indices of its own, as many as it likes, which are sent to the ranks that hold their rows; rows come back.
+    The gradient of `weight` is the sum over the indices of all ranks, in fp32, rounded once. All ranks call the forward,
+    and all or none the backward. The host waits once a forward, for the numbers of indices. With the same indices on all
+    ranks a gradient counts once for each rank: give each its part, or take DTensors.
 
     Args:
         num_embeddings: rows of the whole table; they need not divide evenly.
@@ -33,10 +32,10 @@ class VocabParallelEmbedding(nn.Module):
         scale_grad_by_freq: see `embedding`; how many indices name a row is counted over all ranks.
         sparse: see `embedding`: the gradient has an entry for each index that names a row of this rank.
         equal_counts: every rank has equally many indices in each call, as where batches have one shape. Then all ranks look
-            up the indices of all: the host does not wait, and a CUDA graph can capture a step. Gradients may differ in their
-            last bits. Nothing checks it: ranks that break it wait for
-            ever or get wrong rows. Indices go to the owners of their rows all the same where `sparse` is True, and where a
-            rank would send others more than 32 MiB of rows.
+            up the indices of all: the host does not wait, and a CUDA graph can capture a step. Gradients may differ in
+            their last bits. Nothing checks it: ranks that break it wait for ever or get wrong rows. Indices go to the
+            owners of their rows all the same where `sparse` is True, and where a rank would send others more than 32 MiB of
+            rows.
         process_group: the ranks; None for the default group.
         device, dtype: of the weight.
 

@@ -64,9 +64,9 @@ def fused_linear_cross_entropy(
 
     Arithmetic is fp32, and so is the loss. The gradient of the logits, or the exponentials that take its place, are rounded
     to x's dtype before they are multiplied by x and the weight; in fp16 before the division by N, which would make them
-    underflow. For "mean" and "sum" the forward computes the gradients; for "none", and with
-    the entropy, the backward computes the logits again. Nothing is computed for an input that needs no gradient. Under
-    autocast x, weight and bias are cast as in a linear layer. DTensors: see checks.py.
+    underflow. For "mean" and "sum" the forward computes the gradients; for "none", and with the entropy, the backward
+    computes the logits again. Nothing is computed for an input that needs no gradient. Under autocast x, weight and bias
+    are cast as in a linear layer. DTensors: see checks.py.
 
     With probabilities q as targets, c = w ((1 - e) q + e / V), row = L sum c - sum c z, and "mean" divides by all rows. The
     backward computes the logits again. Neither `ignore_index` nor `counted_tokens`, accuracies, predictions, entropies or
@@ -85,8 +85,8 @@ def fused_linear_cross_entropy(
         class_weight: [V], floating point; gets no gradient.
         token_weight: [...], floating point or bool: a factor of each token's loss, an advantage or a mask; gets no gradient.
         ignore_index: rows with this target have loss 0 and gradient 0, and "mean" does not count them. If all rows have it,
-            the loss is 0. Where such a row of x holds NaN or inf, its gradient and the
-            weight's are NaN, unless `counted_tokens` leaves it out.
+            the loss is 0. Where such a row of x holds NaN or inf, its gradient and the weight's are NaN, unless
+            `counted_tokens` leaves it out.
         reduction: "mean", "sum" or "none".
         label_smoothing: from 0 to 1.
         lse_square_scale: factor of the z-loss, lse_square_scale L^2, which is added to the loss.
@@ -114,16 +114,15 @@ def fused_linear_cross_entropy(
         counted_tokens: how many targets are not `ignore_index`, or more than that; or int64 [n], where they are in the
             flattened target; or a mask of the target's shape. Other tokens are ignored and take part in no product: what
             they hold, NaN too, changes nothing. A place that is listed twice counts once. Nothing waits for the device; so
-            on an accelerator a mask, whose count is not known, saves no time. If
-            more count than that number, or a place is outside of the target, the loss ("none": that of the first token
-            that counts) is NaN, and on a CPU it is an error.
+            on an accelerator a mask, whose count is not known, saves no time. If more count than that number, or a place is
+            outside of the target, the loss ("none": that of the first token that counts) is NaN, and on a CPU it is an
+            error.
         weight_grad: [V, H], fp32 or weight's dtype: each backward that asks for the weight's gradient (one of a compiled
-            function always does) adds it to this, and autograd gives the weight none. Of the
-            weight's size nothing else is allocated. The backward computes the logits
-            again, a fourth product of a loss that is one number. In fp16 its gradient then needs a scale of the
-            loss, as that of "none" does.
-        adapter: (u [..., R], b [V, R]), x's dtype or fp32: the logits are x weight^T + u b^T + bias, as LoRA's are with
-            u = scaling lora_a(x) and b = lora_b's weight. Both get gradients; the weight must not require one.
+            function always does) adds it to this, and autograd gives the weight none. Of the weight's size nothing else is
+            allocated. The backward computes the logits again, a fourth product of a loss that is one number. In fp16 its
+            gradient then needs a scale of the loss, as that of "none" does.
+        adapter: (u [..., R], b [V, R]), x's dtype or fp32: the logits are x weight^T + u b^T + bias, as LoRA's are with u =
+            scaling lora_a(x) and b = lora_b's weight. Both get gradients; the weight must not require one.
 
     Returns:
         The loss, fp32 (fp64 for fp64 input): a number, or [...] for "none". If one of the `return_` options is set, a

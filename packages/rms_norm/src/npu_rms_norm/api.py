@@ -406,8 +406,8 @@ def rms_norm_dynamic_quant(
         n = rms_norm(x, weight) in fp32        scale = max(abs(n)) / 127        y = round(n * (127 / max(abs(n))))
 
     y * scale differs from n by half a scale at most. The product is rounded to the nearest whole number, half to even;
-    nothing is clipped. For fp8, 448 takes the place of 127, and y is the product in fp8 e4m3: y * scale differs from n
-    by a sixteenth of n at most, where y is a normal number. A row of zeros counts as one whose max(abs(n)) is 1e-30.
+    nothing is clipped. For fp8, 448 takes the place of 127, and y is the product in fp8 e4m3: y * scale differs from n by a
+    sixteenth of n at most, where y is a normal number. A row of zeros counts as one whose max(abs(n)) is 1e-30.
 
     There is no gradient: y and scale are constants to autograd. Experimental: no trainer that we know calls it.
 

@@ -106,8 +106,8 @@ def patch(model: nn.Module) -> Patch:
     parameters, hooks and flags stay. Patch a model before it is sharded or wrapped.
 
     A class is known by what it computes: its forward runs on a CPU with some thousand random numbers, for each dtype of
-    rows and of weight. Modules are tried that have Norm in their class's name, and others with one
-    vector of parameters and no modules of their own.
+    rows and of weight. Modules are tried that have Norm in their class's name, and others with one vector of parameters and
+    no modules of their own.
 
     Every other module with Norm in its class's name is left alone. So are norms whose forward was replaced, as accelerate
     and kernelize do, or that of their class, and weights that are quantised or sharded. What becomes so after the patch

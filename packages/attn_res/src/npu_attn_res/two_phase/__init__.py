@@ -128,8 +128,8 @@ class BlockAttnRes(nn.Module):
         output = depth.input()
 
     Layers form blocks of `block_size`; a block is the sum of its layers' outputs, and the embedding is a block of its own.
-    The input of a layer is `attn_res` over the finished blocks and the partial sum of its own block: `attn_res_phase1` when a
-    block begins, then `attn_res_merge` in each layer.
+    The input of a layer is `attn_res` over the finished blocks and the partial sum of its own block: `attn_res_phase1` when
+    a block begins, then `attn_res_merge` in each layer.
 
     A layer that takes the depth itself returns its last output, so that FSDP2 gathers its parameters for the backward.
 

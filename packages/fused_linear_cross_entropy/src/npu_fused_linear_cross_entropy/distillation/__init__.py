@@ -84,8 +84,8 @@ def linear_distillation_loss(
     beta = 0 and 1 Liger and TRL compute the forward and the reverse divergence, where D above would be 0.
 
     Arithmetic is fp32, and so is the loss. For "mean" and "sum" the forward computes the gradients: four products in all.
-    For "none" the backward computes logits again. The gradient of the logits is rounded to
-    x's dtype before it is multiplied by x and the weight.
+    For "none" the backward computes logits again. The gradient of the logits is rounded to x's dtype before it is
+    multiplied by x and the weight.
 
     A target outside the vocabulary that is not `ignore_index`: as for `fused_linear_cross_entropy`, where hard_weight is not
     0; else it only counts.
@@ -97,8 +97,8 @@ def linear_distillation_loss(
         bias: [V], x's dtype or fp32.
         teacher: the teacher's head, a `Teacher` or a tuple of its fields in their order.
         teacher_probs: [..., V], floating point, in its place: q for T = 1, divided by its sum. With a temperature q is
-            softmax(log(teacher_probs) / T). For "reverse_kl" a probability of 0 counts as the
-            smallest number of fp32, 1.2e-38, unless the student's bias rules the column out too.
+            softmax(log(teacher_probs) / T). For "reverse_kl" a probability of 0 counts as the smallest number of fp32,
+            1.2e-38, unless the student's bias rules the column out too.
         teacher_top_k: ids [..., K], int64 or int32, and q's log-probabilities of them [..., K], floating point, in its
             place: D = sum over the K columns of q log(q / p), for "forward_kl" alone. q is taken as it is, at any
             temperature, and not divided by its sum; an id that is `ignore_index`, or whose q is 0, counts nothing. The
