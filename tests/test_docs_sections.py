@@ -48,7 +48,7 @@ def test_links_of_included_text_lead_to_pages_or_name_files():
     assert "[norm](../operators/rms_norm.md#use)" in said
     assert "[out](https://example.org)" in said and "[a](b)" in said
     assert 'title="tools/versions.toml in the repository">file</span>' in said
-    said = 'see the page "Time model" of the\ndocumentation, `tools/docs/pages/tools/t.md` in the repository.'
+    said = 'see the page "Time model" of the\ndocumentation,\n`tools/docs/pages/tools/t.md` in the repository.'
     assert sections.relink(said, "README.md", "start/x.md", {}) == "see [Time model](../tools/t.md)."
     with pytest.raises(sections.DocsError, match="links to gone.md, which is not there"):
         sections.relink("[x](gone.md)", "README.md", "x.md", found)
