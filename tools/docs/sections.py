@@ -27,9 +27,8 @@ from tools.workspace import ROOT
 DIRECTIVE = re.compile(r'^<!-- include (?P<file>\S+?)(?: (?P<how>but|section|text of) (?P<names>"[^>]*"))? -->$', re.M)
 # What a README says where it can link to nothing: its own page on an index has neither the file nor the site.
 _PAGE = re.compile(
-    r'the page "(?P<title>[^"]+)" of the documentation, `tools/docs/pages/(?P<page>[^`]+)` in the repository'.replace(
-        " ", r"\s+"
-    )
+    r'the\s+page\s+"(?P<title>[^"]+)"\s+of\s+the\s+documentation,\s+'
+    r"`tools/docs/pages/(?P<page>[^`]+)`\s+in\s+the\s+repository"
 )
 BOLD = 7  # the level of a line in bold type, below all headings
 _LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]+)\]\((?P<target>[^)\s]+)\)")
