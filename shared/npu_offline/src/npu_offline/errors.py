@@ -57,13 +57,9 @@ class Finding:
     """Something wrong about a final module.
 
     Attributes:
-        kind: "race", two pipes touch the same bytes and nothing orders them; "hazard", the same of one pipe; "weak hazard",
-            one of `Launch.notes`; "plan", a buffer has no address, or is read after another buffer was written over its
-            bytes; "alias", operands of one instruction overlap; "alignment", a vector instruction or DMA takes the Unified
-            Buffer off 32 bytes; "flag", a flag is left over or set twice, or has a number that modules may not take; "stop",
-            the program could not go on: out of bounds, or a deadlock; "bounds", an access outside of the arguments;
-            "programs", a race between programs of the grid; "endless", a loop that does not end; "unwritten", results
-            depend on bytes that nobody wrote; "results", they are not those of the Linalg IR.
+        kind: "race", "hazard", "plan", "alias", "alignment", "flag", "state", "stop", "unwritten" or "results", as README.md
+            has them under "Execute final modules"; "weak hazard", one of `Launch.notes`; "bounds", an access outside of the
+            arguments; "programs", a race between programs of the grid; "endless", a loop that does not end.
         program: the first program that it was seen in; None for what is of the whole launch.
         text: which instructions, buffers and bytes.
     """
