@@ -98,9 +98,12 @@ _RESULT = re.compile(_ITEM.format(name="", type=r"<code>[^\n]*</code>"))
 # "kernel, grid, constants: ..." under Attributes is taken for a name and the type of one attribute.
 _SEVERAL = re.compile(r"<b><code>(?:<[^>]*>)?(\w+,)(?:</[^>]*>)?</code></b>\s*\(<code>\(?([^\n]*?)\)?</code>\)")
 
+_PRIVATE_BASE = re.compile(r"<p class=\"doc doc-class-bases\">\s*Bases: <code>(?:<[^>]*>)?_\w+.*?</p>", re.S)
+
 
 def _without_types(html: str) -> str:
-    """A reference without the types and defaults that the signature above them has."""
+    """A reference without the types and defaults that the signature above them has, and without private bases."""
+    html = _PRIVATE_BASE.sub("", html)
     parts = re.split(r"(?=<p><span class=\"doc-section-title\">|<h[2-6] )", html)
     signed = False
     for number, part in enumerate(parts):
