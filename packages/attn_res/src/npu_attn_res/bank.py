@@ -59,16 +59,13 @@ def attn_res_bank(
         prefix: [..., D]: the sum of the outputs of the layers since the last block.
         query, rms_weight: [D], the prefix's dtype or fp32.
         output_rms_weight: [D], the prefix's dtype or fp32: of an RMSNorm of h in the same pass.
-        rms_eps: added to the mean square.
-        scale: of the scores.
+        rms_eps, scale, output_rms_eps, return_weights: as for `attn_res`.
         layer_output: [..., D]: is added to the prefix first.
         append: also write p into the bank, as block n_blocks, in the same launch. Nothing is written where n_blocks is a
             tensor and the bank is full.
         in_place: write p where the prefix is, which is no block that counts. With gradients nothing else may be written
             there before the backward.
         output_dtype: of h and normalized; None: the prefix's.
-        output_rms_eps: added to the mean square of h, with an output_rms_weight; None: rms_eps.
-        return_weights: return alpha too, which carries no gradient.
 
     Returns:
         An AttnResResult.

@@ -61,8 +61,7 @@ class AttnRes(_Weights):
 
     Args:
         hidden_size: D, the size of the last dimension.
-        rms_eps: added to the mean square.
-        scale: of the scores.
+        rms_eps, scale: as for `attn_res`.
         device, dtype: of the parameters.
 
     Raises:
@@ -105,8 +104,7 @@ class AttnResBank(_Weights):
 
     Args:
         hidden_size: D, the size of the last dimension.
-        rms_eps: added to the mean squares.
-        scale: of the scores.
+        rms_eps, scale: as for `attn_res`.
         device, dtype: of the parameters.
 
     Raises:

@@ -66,10 +66,8 @@ def linear_log_probs(
     product is not ours.
 
     Args:
-        x: [..., H], fp32, bf16 or fp16 (fp64 too on a CPU).
-        weight: [V, H], x's dtype or fp32.
+        x, weight, bias, logit_scale: as for `fused_linear_cross_entropy`.
         target: [...], int64 or int32; None where only other outputs are asked for.
-        bias: [V], x's dtype or fp32.
         ids: [..., K], int64 or int32: return the log-probabilities of these columns too. Of one that is `ignore_index` it
             is 0, without a gradient. A column may be named more than once. Tokens that do not count may have any.
         kept: [..., K], int64 or int32: the columns that a sampler kept (top-p, top-k), each once, filled up with
@@ -80,17 +78,15 @@ def linear_log_probs(
         temperature: a number above 0, or a tensor of such numbers that expands to [...], x's dtype or fp32.
         ignore_index: all outputs of tokens with this target are 0, and have no gradient; their top_ids are -1.
         softcap: c, for logits c tanh(t / c) / temperature; None for no cap.
-        logit_scale: factor of the logits.
         return_entropy, return_square_sum, return_mean_logit, return_is_top: return these too.
         batch_invariant: as above. Costs a copy of x, and the time of at least `chunk_tokens` tokens, 512 by default.
         vocab_parts: with `batch_invariant`, P equal parts of the whole vocabulary, P a multiple of the number of ranks.
             Products are [chunk_tokens, H] @ [H, V / P], and statistics of parts are joined in their order. Of
             log-probabilities of targets and entropies alone.
         accum_dtype, chunk_tokens, memory_budget, process_group, vocab_range, vocab_size, sequence_parallel, counted_tokens:
-            as for `fused_linear_cross_entropy`; neither of the last two with `batch_invariant`. A budget holds a chunk's
+            as there; neither of the last two with `batch_invariant`. A budget holds a chunk's
             logits, not the memory of PyTorch's topk.
-        weight_grad: [V, H], as for `fused_linear_cross_entropy`. It takes no more products.
-        adapter: (u [..., R], b [V, R]), as for `fused_linear_cross_entropy`: LoRA's share of the logits.
+        weight_grad, adapter: as there. `weight_grad` takes no more products.
 
     Returns:
         fp32 [...] (fp64 for fp64 input), the log-probabilities of the target; where anything else is asked for, `LogProbs`.

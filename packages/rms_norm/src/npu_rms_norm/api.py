@@ -187,9 +187,8 @@ def rms_norm(
             multiplied by the weight. "gemma": nothing but the result. "none": 1 / rms, offset + weight, bias and x / rms.
             Before a bias is added to the product with the weight, "llama" rounds it to the weight's dtype, "none" to x's.
         in_place: the backward writes the gradient of x into the memory of the gradient of y, unless that is expanded. Saves
-            one tensor of x's size, and is wrong where something else still reads that gradient: another consumer's backward
-            that was handed the same tensor, a hook that keeps it, `retain_grad` on y. No effect where y and x differ in
-            dtype.
+            one tensor of x's size. Wrong where something else still reads that gradient: another consumer's backward, a
+            hook that keeps it, `retain_grad` on y. No effect where y and x differ in dtype.
         dtype: of y, torch.float32, torch.bfloat16 or torch.float16; None: x's. It does not change what a casting mode rounds
             on the way, nor to which dtype.
         return_fp32: return y in fp32 too (fp64 for fp64 x), before it is rounded to its dtype: for routers.
@@ -348,12 +347,10 @@ def gated_rms_norm(
 
         y = u / sqrt(mean(u^2) + eps) * (offset + weight) + bias        u = x * act(gate)
 
-    Statistics and arithmetic are fp32; act(gate) is not rounded. As with `rms_norm`, the bits of a row do not depend on
-    other rows, and under autocast nothing is cast.
+    act(gate) is fp32 and not rounded; bits of a row and autocast are as with `rms_norm`.
 
     Args:
-        x: [..., D], fp32, bf16 or fp16 (fp64 too on a CPU). Rows may lie at any stride that takes two levels (heads of a
-            fused projection); others are copied first.
+        x: as for `rms_norm`.
         gate: [..., D], x's dtype or fp32, with strides of its own.
         weight, eps, bias, offset: as for `rms_norm`.
         casting_mode: as for `rms_norm`. Where the result is gated, the weighted norm is rounded before act(gate) multiplies

@@ -57,9 +57,9 @@ class Finding:
     """Something wrong about a final module.
 
     Attributes:
-        kind: "race", "hazard", "plan", "alias", "alignment", "flag", "state", "stop", "unwritten" or "results", as README.md
-            has them under "Execute final modules"; "weak hazard", one of `Launch.notes`; "bounds", an access outside of the
-            arguments; "programs", a race between programs of the grid; "endless", a loop that does not end.
+        kind: "race", "hazard", "plan", "alias", "alignment", "flag", "state", "stop", "unwritten" or "results", as
+            README.md has them under "Execute final modules"; "weak hazard", one of `Launch.notes`; "bounds", an access
+            outside of the arguments; "programs", a race between programs of the grid; "endless", a loop that does not end.
         program: the first program that it was seen in; None for what is of the whole launch.
         text: which instructions, buffers and bytes.
     """

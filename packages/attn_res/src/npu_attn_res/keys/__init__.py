@@ -35,8 +35,7 @@ def attn_res_keys(
             beside a prefix.
         prefix: [..., D], one more source; None: there is none.
         query: [D], or [Q, D] for Q queries.
-        rms_eps: added to the mean square.
-        scale: of the scores.
+        rms_eps, scale: as for `attn_res`.
         output_dtype: of h; None: the prefix's, or without one the bank's.
 
     Returns:

@@ -34,8 +34,7 @@ def attn_res_phase1(
         queries: [S, D], one query for each layer.
         residuals: as for `attn_res`.
         rms_weight: [D], or [S, D], one for each layer.
-        rms_eps: added to the mean square.
-        scale: of the scores.
+        rms_eps, scale: as for `attn_res`.
 
     Returns:
         A Phase1Result of o [S, ..., D] and lse [S, ...], fp32: nothing is rounded before the phases are joined.
@@ -82,8 +81,7 @@ def attn_res_merge(
         prefix: [..., D], the running sum of a block's layers; fp32, bf16 or fp16 (fp64 too on a CPU).
         query, rms_weight: [D], the prefix's dtype or fp32: the layer's.
         output_rms_weight: as for `attn_res`.
-        rms_eps: added to the mean square.
-        scale: of the scores.
+        rms_eps, scale: as for `attn_res`.
         layer_output: [..., D], of any of these dtypes: added to the prefix first, in the same pass; the sum is rounded to
             the prefix's dtype.
         output_rms_eps: as for `attn_res`.
@@ -139,8 +137,7 @@ class BlockAttnRes(nn.Module):
         hidden_size: D, the size of the last dimension.
         n_inputs: how many inputs the model asks for: its layers, and one more for what follows the last.
         block_size: S, layers of a block.
-        rms_eps: added to the mean square.
-        scale: of the scores.
+        rms_eps, scale: as for `attn_res`.
         device, dtype: of the parameters.
 
     Raises:

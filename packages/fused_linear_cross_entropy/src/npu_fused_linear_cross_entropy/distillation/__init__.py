@@ -91,10 +91,8 @@ def linear_distillation_loss(
     0; else it only counts.
 
     Args:
-        x: [..., H], the student's, fp32, bf16 or fp16 (fp64 too on a CPU).
-        weight: [V, H], x's dtype or fp32.
+        x, weight, bias: the student's, as for `fused_linear_cross_entropy`.
         target: [...], int64 or int32: the hard labels, or which tokens are ignored; None: all count, and hard_weight is 0.
-        bias: [V], x's dtype or fp32.
         teacher: the teacher's head, a `Teacher` or a tuple of its fields in their order.
         teacher_probs: [..., V], floating point, in its place: q for T = 1, divided by its sum. With a temperature q is
             softmax(log(teacher_probs) / T). For "reverse_kl" a probability of 0 counts as the smallest number of fp32,
@@ -110,12 +108,8 @@ def linear_distillation_loss(
         ignore_index: tokens with this target have loss 0 and gradient 0, and "mean" does not count them; those of the
             teacher may hold anything. If all have it, the loss is 0. Where such a row of x holds NaN or inf, the weight's
             gradient is NaN.
-        reduction: "mean", "sum" or "none".
-        softcap: c, for logits c tanh(t / c); None for no cap.
-        logit_scale: factor of the logits.
+        reduction, softcap, logit_scale, accum_dtype, chunk_tokens: as there.
         return_parts: also return D and the cross entropy by themselves.
-        accum_dtype: as for `fused_linear_cross_entropy`.
-        chunk_tokens: tokens of a chunk; None: chosen from the device and the budget.
         memory_budget: bytes for the logits of both and for sums, without inputs and gradients; None for a default.
         process_group, vocab_range, vocab_size, sequence_parallel: as for `fused_linear_cross_entropy`. The teacher's weight,
             bias and probabilities are of this rank's columns too, and teacher.x of its tokens. PyTorch's operators compute
