@@ -47,32 +47,29 @@ def emulate(
 ) -> Iterator[Emulation]:
     """Run Triton kernels that are launched on CPU tensors as the Ascend compiler sees them, until the block ends.
 
-    Each kernel goes through triton-ascend to the Linalg IR that the Ascend compiler is given, and that IR runs natively
-    on the host: same tiles, same DMA transfers, same program grid. Blocks nest; the innermost counts. With `final` it goes
-    through the Ascend compiler as well, and its final module runs: buffers at the addresses that the compiler planned.
+    The Linalg IR that triton-ascend makes of a kernel runs natively on the host: same tiles, same DMA transfers, same
+    program grid. Blocks nest; the innermost counts.
 
-    It applies to the whole process, not to one thread: inside the block every launch of every thread is emulated, Triton's
-    active driver is replaced, and `npu_tiling.device_for` of a CPU tensor returns this chip. So another thread cannot have
-    a block of its own meanwhile.
+    It applies to the whole process: every launch of every thread is emulated, Triton's active driver is replaced, and
+    `npu_tiling.device_for` of a CPU tensor returns this chip. Another thread cannot have a block of its own meanwhile.
 
     Args:
         soc: the chip to be, a name of `npu_tiling.SOCS`.
         threads: host threads that run the programs of a grid; None for all cores, 1 for program order.
         shuffle: seed for a random program order; None for ascending order.
         toolchain: the compiler version whose passes are used.
-        races: refuse launches in which two programs access one address, unless all read it or all update it atomically.
-            What is found does not depend on the order that programs happen to run in. Takes two to four times the
-            memory of the arguments.
+        races: refuse launches in which two programs access one address, unless all read it or all update it atomically, in
+            any order of programs. Takes two to four times the memory of the arguments.
         ledgers: count how each argument is used: distinct bytes, contiguous pieces, lengths of transfers.
         final: run the module that the compiler of `toolchain` makes for `soc`, not the Linalg IR.
         checks: at each launch, follow pipes and flags, compare every access of a buffer with those before, run again with
             different unwritten memory, and compare the results with those of the Linalg IR. Implies `final`; programs run
             one after another.
         distinct: with checks, run the first and the last program of each grid, and the programs that take a step that no
-            program before them takes. A step is an instruction, the sizes and on-chip addresses of its operands, and the
-            instruction before; scalar operands do not count. The scalar code of all programs runs, and their accesses to
-            global memory are checked against the bounds of the arguments. Programs that are not run leave their part of the
-            results unwritten, except integers.
+            program before them takes: an instruction, the sizes and on-chip addresses of its operands, and the instruction
+            before; scalar operands do not count. The scalar code of all programs runs, and their accesses to global memory
+            are checked against the bounds of the arguments. Programs that are not run leave their part of the results
+            unwritten, except integers.
         keep_going: put the findings of the checks in `Launch.notes` instead of raising.
         accesses: with checks, note which buffers of the Unified Buffer each instruction of the first program accesses, in
             `Launch.accesses`.
