@@ -46,6 +46,8 @@ def directives(package: str) -> str:
             options, note = "", ""
             if "is a tuple" in line:  # its docstring lists its fields
                 options = f"\n    options:\n      members: {methods or 'false'}"
+            elif line.endswith("mappingproxy"):  # its value is an expression
+                options = "\n    options:\n      show_attribute_values: false"
             elif _is_command(package, name):  # the module of its name is found first, and has what the command needs, too
                 options = f"\n    options:\n      members: [{name}]\n      show_docstring_parameters: false"
                 note = f"\n\nWhat each option is: `python -m {module} {name} --help`."

@@ -161,7 +161,7 @@ GPUS: Mapping[str, Device] = MappingProxyType(
         "B200": _gpu("B200", "sm_100", 148, 227 * KIB, 7.7e12, 1.97e9, 2250e12),
     }
 )
-"""CUDA devices for calls that are explained where there is no GPU; one that is there describes itself."""
+"""A100, H100, H200 and B200, for calls that are explained where there is no GPU; one that is there describes itself."""
 
 
 SOC_VARIABLE = "NPU_TILING_SOC"

@@ -209,8 +209,8 @@ def verdicts(outcomes: Iterable[Outcome]) -> dict[tuple[str, str], str]:
 
 
 def page(found: Sequence[Outcome], seconds: float) -> str:
-    """The results as Markdown: counts, operations by level, patterns, and what was seen on chips."""
-    seen, patterns = verdicts(found), groups(found)
+    """The results as Markdown: counts, operations by level, patterns without a number, and what was seen on chips."""
+    seen = verdicts(found)
     cases = {each.case.name: each.case for each in found}
     kernels = len({(each.case.name, each.variant) for each in found})
     whole = sum(len([*case.variants]) for case in CASES)
@@ -236,15 +236,22 @@ def page(found: Sequence[Outcome], seconds: float) -> str:
     if right:
         lines += ["", f"Right at every level: {', '.join(right)}."]
     if rest:
-        lines += ["", f"| operation | {' | '.join(map(_all_titled, columns.values()))} |", f"|---|{'---|' * len(columns)}"]
-        lines += [f"| {' | '.join(row)} |" for row in zip(rest, *columns, strict=True)]
-    lines += ["", "| what is wrong | of | on | fault |", "|---|---|---|---|"]
-    for pattern, each in patterns.items():
+        wrong = [each for each in found if each.verdict == "wrong"]
+        faults = {_quoted(each.case.operation.name): set[str]() for each in wrong}
+        for each in wrong:
+            faults[_quoted(each.case.operation.name)] |= set(map(str, each.faults)) or {"new"}
+        lines += ["", f"| operation | {' | '.join(map(_all_titled, columns.values()))} | fault |"]
+        lines += [f"|---|{'---|' * len(columns)}---|"]
+        lines += [
+            f"| {' | '.join(row)} | {', '.join(sorted(faults.get(row[0], ())))} |"
+            for row in zip(rest, *columns, strict=True)
+        ]
+    new = {pattern: each for pattern, each in groups(found).items() if not each[0].faults}
+    if new:
+        lines += ["", "| what is new | of | on |", "|---|---|---|"]
+    for pattern, each in new.items():
         levels = _all_titled(list(dict.fromkeys(one.level for one in each)))
-        names = _by_dtype(one.case.name for one in each)
-        lines.append(
-            f"| {pattern.partition(': ')[2]} | {names} | {levels} | {', '.join(map(str, each[0].faults)) or 'new'} |"
-        )
+        lines.append(f"| {pattern.partition(': ')[2]} | {_by_dtype(one.case.name for one in each)} | {levels} |")
     odd = Counter(one.variant for one in found if one.verdict == "refused" and seen[one.case.name, one.level] != "refused")
     if odd:
         lines += [
