@@ -6,12 +6,14 @@ import copy
 import functools
 import importlib.util
 import pickle
+from contextlib import nullcontext
 
 import causal_lms
 import npu_attn_res
 import pytest
 import torch
 from causal_lms import VOCABULARY, batch, reference, step
+from torch.utils.flop_counter import FlopCounterMode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -85,6 +87,16 @@ def test_a_model_in_fp32_trains_as_the_original_does(loop):
     trained = {name for name, gradient in queries(found).items() if gradient.abs().sum() > 0}
     assert trained == {name for name in queries(expected) if name != "model.message_input.query"}  # 0 before too
     assert not report.fell_back
+
+
+@pytest.mark.parametrize("loop", [False, pytest.param(True, marks=needs_loop)], ids=["", "loop"])
+def test_flops_are_those_of_the_original(loop):
+    model, counts = make(loop=loop), []
+    for context in (nullcontext, lambda: npu_attn_res.patch(model)):
+        with context(), FlopCounterMode(display=False) as counter:
+            model(**batch()).loss.backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
 
 
 def test_a_model_in_bf16_is_as_near_to_fp32_as_the_original():

@@ -7,6 +7,7 @@ import depth
 import pytest
 import torch
 from npu_attn_res import AttnRes, BlockAttnRes, attn_res, attn_res_bank, attn_res_keys, attn_res_merge, attn_res_phase1
+from torch.utils.flop_counter import FlopCounterMode
 
 from testing import ranks
 from testing.operators import *  # noqa: F403
@@ -148,6 +149,62 @@ def _batches():
 
 
 BATCHES = tuple(_batches())
+
+
+def as_products(sources, queries, norm):
+    """h of queries [Q, D] as products of matrices, which the counter counts."""
+    alpha = torch.softmax(torch.einsum("ntd,qd->ntq", normalise(sources, norm), queries), 0)
+    return torch.einsum("ntq,ntd->qtd", alpha, sources)
+
+
+def joined(blocks, prefix):
+    return torch.cat((blocks, prefix.unsqueeze(0)))
+
+
+def in_phases(b, p, q, w):
+    o, lse = attn_res_phase1(q, list(b), w)
+    return torch.stack([attn_res_merge(o[i], lse[i], p, each, w).output for i, each in enumerate(q)])
+
+
+# Of blocks b [3, 5, 8], a prefix p [5, 8], queries q [2, 8] and a weight w [8]. Of the last two the gradients are less.
+PRODUCTS = {
+    "attn_res": (lambda b, p, q, w: attn_res(b, q[0], w), lambda b, p, q, w: as_products(b, q[:1], w)),
+    "a list": (lambda b, p, q, w: listed(b, q[0], w), lambda b, p, q, w: as_products(b, q[:1], w)),
+    "bank": (
+        lambda b, p, q, w: attn_res_bank(b.movedim(0, 1), 2, p, q[0], w).output,
+        lambda b, p, q, w: as_products(joined(b[:2], p), q[:1], w),
+    ),
+    "written": (
+        lambda b, p, q, w: attn_res_bank(b.movedim(0, 1).clone(), 2, p, q[0], w, append=True).output,
+        lambda b, p, q, w: as_products(joined(b[:2], p), q[:1], w),
+    ),
+    "phases": (in_phases, lambda b, p, q, w: as_products(joined(b, p), q, w)),
+    "keys": (
+        lambda b, p, q, w: attn_res_keys(b.movedim(0, 1), p, q * w),
+        lambda b, p, q, w: as_products(normalise(joined(b, p), 1.0), q, w),
+    ),
+    "frozen weights": (
+        lambda b, p, q, w: attn_res(b, q[0].detach(), w.detach()),
+        lambda b, p, q, w: as_products(b, q[:1].detach(), w.detach()),
+    ),
+    "frozen blocks": (
+        lambda b, p, q, w: attn_res(list(b.detach()), q[0], w.detach()),
+        lambda b, p, q, w: as_products(b.detach(), q[:1], w.detach()),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_flops_are_those_of_products_of_matrices(name):
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((3, 5, 8), (5, 8), (2, 8), (8,))
+    given = [torch.randn(shape, generator=generator, requires_grad=True) for shape in shapes]
+    counts = []
+    for function in PRODUCTS[name]:
+        with FlopCounterMode(display=False) as counter:
+            function(*given).sum().backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
 
 
 @pytest.mark.filterwarnings("ignore:.*batching rule")

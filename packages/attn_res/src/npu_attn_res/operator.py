@@ -36,6 +36,7 @@ FORWARD = Operator(
     RESULTS,
     plan=f"{__package__}.plans:forward",
     reference=reference.compute_forward,
+    flops=Forward.flops,
     fixed={"append": False, "in_place": False},
     forward_mode=True,
     batched=True,
@@ -47,6 +48,7 @@ UPDATE = Operator(
     RESULTS,
     plan=f"{__package__}.plans:forward",
     reference=reference.compute_forward,
+    flops=Forward.flops,
     writes=["blocks", "prefix"],
 )
 BACKWARD = Operator(
@@ -56,6 +58,7 @@ BACKWARD = Operator(
     ["dblocks", "dprefix_sum", *DWEIGHTS],
     plan=f"{__package__}.plans:backward",
     reference=reference.compute_backward,
+    flops=Backward.flops,
     lists=["dblocks"],
     forward_mode=True,
     batched=True,

@@ -83,6 +83,11 @@ class Forward(NamedTuple):
             "norm_rstd": of_tokens if self.save and has_norm else None,
         }
 
+    def flops(self) -> int:
+        """Of the products: <g, v_i> of each source, and the sum of alpha_i v_i."""
+        rows = self.like.shape[1:] if self.stacked and self.prefix is None else self.like.shape
+        return 4 * (self.n_blocks + (self.prefix is not None)) * prod(rows)
+
 
 class Backward(NamedTuple):
     """The gradients of the sources and of the weights.
@@ -125,6 +130,23 @@ class Backward(NamedTuple):
             "dprefix_sum": gradient_of(self.prefix, self.need_prefix),
             **weight_gradients(self),
         }
+
+    def flops(self) -> int:
+        """See `gradient_flops`."""
+        n_needed, need_g = needed_blocks(self) + self.need_prefix, any(self.need_weights[:2])
+        return gradient_flops(self.score, self.query.shape[-1], len(self.score), n_needed, need_g)
+
+
+def needed_blocks(call: Any) -> int:
+    """How many blocks of a `Backward` or of a first phase's need a gradient."""
+    if not call.stacked:
+        return sum(call.need_blocks)
+    return call.need_blocks[0] * (len(call.score) - (getattr(call, "prefix", None) is not None))
+
+
+def gradient_flops(score: Tensor, width: int, n_sources: int, n_needed: int, need_g: bool) -> int:
+    """Of the products of each query's gradient: <dh, v_i>; alpha_i dh and ds_i g where v_i needs one; ds_i v_i if g does."""
+    return 2 * width * (score.numel() // n_sources) * (n_sources * (1 + need_g) + 2 * n_needed)
 
 
 DWEIGHTS = ("dquery", "drms_weight", "doutput_rms_weight")

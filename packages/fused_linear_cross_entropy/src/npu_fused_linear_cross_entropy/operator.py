@@ -59,10 +59,7 @@ def forward_flops(call: Any) -> int:
 def operator_of(
     name: str, record: Any, results: Sequence[str], module: str, plan: str, flops: Callable[[Any], int], **options: Any
 ) -> Operator:
-    def count(*arguments: Any) -> int:
-        return flops(made.signature.call(arguments))
-
-    made = Operator(LIBRARY, name, record, results, plan=f"{__package__}.{module}:{plan}", flops=count, **options)
+    made = Operator(LIBRARY, name, record, results, plan=f"{__package__}.{module}:{plan}", flops=flops, **options)
     OPERATORS.append(made)
     return made
 

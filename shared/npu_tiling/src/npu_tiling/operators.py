@@ -50,7 +50,7 @@ class Operator:
         fixed: Mapping[str, Any] | None = None,
         forward_mode: bool = False,
         batched: bool | Callable[..., Any] = False,
-        flops: Callable[..., int] | None = None,
+        flops: Callable[[Any], int] | None = None,
     ) -> None:
         """Registers it.
 
@@ -70,7 +70,7 @@ class Operator:
             forward_mode: whether PyTorch can differentiate what `reference` does.
             batched: whether `reference` computes for the tensors of torch.func.vmap, or what does in its place; else PyTorch
                 calls the operator for each of them, which it can where no tensors stand in lists.
-            flops: as for `OperatorLibrary.define`, of the operator's arguments.
+            flops: as for `OperatorLibrary.define`, of a record.
         """
         self.signature = Signature(name, record, results, lists=lists, writes=writes, fixed=fixed)
         self._library, self._write, self._reference = library, plan, reference
@@ -87,7 +87,7 @@ class Operator:
             self.signature.fake,
             forward_mode=forward_mode,
             batched=self.run if batched is True else batched or None,
-            flops=flops,
+            flops=None if flops is None else lambda *arguments: flops(self.signature.call(arguments)),
         )
 
     def autograd(self, record: Callable[..., Any], *, as_given: bool = False) -> None:

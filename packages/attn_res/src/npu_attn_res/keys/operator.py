@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .. import reference
 from ..operator import LIBRARY
-from ..records import gradient_of
+from ..records import gradient_flops, gradient_of
 
 
 class Keys(NamedTuple):
@@ -50,6 +50,10 @@ class Keys(NamedTuple):
         n_queries = self.query.shape[0]
         statistics = Empty((prod(leading), n_queries, self.n_sources), self.query.dtype) if self.save else None
         return {"h": Empty((n_queries, *leading, width), self.dtype), "score": statistics, "rstd": statistics}
+
+    def flops(self) -> int:
+        """Of the products of each query: <g, n_i> of each source, and the sum of alpha_i n_i."""
+        return 4 * self.query.numel() * self.n_sources * prod(self.bank.shape[:-2])
 
 
 class KeysBackward(NamedTuple):
@@ -83,6 +87,11 @@ class KeysBackward(NamedTuple):
             "dprefix": gradient_of(self.prefix, self.need_prefix),
             "dquery": gradient_of(self.query, self.need_query),
         }
+
+    def flops(self) -> int:
+        """See `gradient_flops`."""
+        n_needed = self.bank.shape[-2] * self.need_bank + self.need_prefix
+        return gradient_flops(self.score, self.query.shape[-1], self.n_sources, n_needed, self.need_query)
 
 
 class _Call(NamedTuple):
@@ -150,6 +159,7 @@ KEYS = Operator(
     ["h", "score", "rstd"],
     plan=f"{__package__}.plans:keys",
     reference=compute_keys,
+    flops=Keys.flops,
     forward_mode=True,
 )
 KEYS_BACKWARD = Operator(
@@ -159,6 +169,7 @@ KEYS_BACKWARD = Operator(
     ["dbank", "dprefix", "dquery"],
     plan=f"{__package__}.plans:keys_backward",
     reference=compute_keys_backward,
+    flops=KeysBackward.flops,
     forward_mode=True,
 )
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import reference
 from ..operator import LIBRARY, split_gradient
-from ..records import DWEIGHTS, gradients_of, weight_gradients
+from ..records import DWEIGHTS, gradient_flops, gradients_of, needed_blocks, weight_gradients
 from ..reference import flat, fuse_qk_weight
 
 
@@ -39,6 +39,10 @@ class Phase1(NamedTuple):
             "score": Empty((n_blocks, n_tokens, n_layers), dtype) if self.save else None,
             "rstd": Empty((n_blocks, n_tokens), dtype) if self.save else None,
         }
+
+    def flops(self) -> int:
+        """Of the products of each layer: <g, v_i> of each block, and the sum of alpha_i v_i."""
+        return 4 * len(self.queries) * sum(block.numel() for block in self.blocks)
 
 
 class Phase1Backward(NamedTuple):
@@ -72,6 +76,11 @@ class Phase1Backward(NamedTuple):
             "drms_weight": dnorm,
         }
 
+    def flops(self) -> int:
+        """See `gradient_flops`."""
+        width, need_g = self.queries.shape[-1], any(self.need_weights)
+        return gradient_flops(self.score, width, len(self.score), needed_blocks(self), need_g)
+
 
 class Merge(NamedTuple):
     """The second phase: o [..., D] and lse [...] of one layer, and otherwise as `Forward`."""
@@ -100,6 +109,10 @@ class Merge(NamedTuple):
             "norm_rstd": of_tokens if self.save and has_norm else None,
         }
 
+    def flops(self) -> int:
+        """Of the prefix's products: <g, p>, and alpha p."""
+        return 4 * self.prefix.numel()
+
 
 class MergeBackward(NamedTuple):
     """The gradients of the second phase: as `Backward`, with o and lse in place of blocks."""
@@ -123,6 +136,10 @@ class MergeBackward(NamedTuple):
         """The gradients of o, lse, the prefix with the layer's output, and the weights; None for weights that need none."""
         state = {"do": self.o, "dlse": self.lse, "dprefix_sum": self.prefix}
         return {name: Empty(of.shape, of.dtype) for name, of in state.items()} | weight_gradients(self)
+
+    def flops(self) -> int:
+        """See `gradient_flops`, of the prefix alone."""
+        return gradient_flops(self.score, self.query.shape[-1], 1, 1, any(self.need_weights[:2]))
 
 
 @without_autocast
@@ -230,6 +247,7 @@ PHASE1 = Operator(
     ["o", "lse", "score", "rstd"],
     plan=f"{__package__}.plans:phase1",
     reference=compute_phase1,
+    flops=Phase1.flops,
     forward_mode=True,
     batched=True,
 )
@@ -240,6 +258,7 @@ PHASE1_BACKWARD = Operator(
     ["dblocks", "dqueries", "drms_weight"],
     plan=f"{__package__}.plans:phase1_backward",
     reference=compute_phase1_backward,
+    flops=Phase1Backward.flops,
     lists=["dblocks"],
     forward_mode=True,
     batched=True,
@@ -251,6 +270,7 @@ MERGE = Operator(
     ["h", "y", "new_prefix", "score", "rstd", "norm_rstd"],
     plan=f"{__package__}.plans:merge",
     reference=compute_merge,
+    flops=Merge.flops,
     forward_mode=True,
 )
 MERGE_BACKWARD = Operator(
@@ -260,6 +280,7 @@ MERGE_BACKWARD = Operator(
     ["do", "dlse", "dprefix_sum", *DWEIGHTS],
     plan=f"{__package__}.plans:merge_backward",
     reference=compute_merge_backward,
+    flops=MergeBackward.flops,
     forward_mode=True,
 )
 
