@@ -307,6 +307,23 @@ def tripled_outputs(forward):
     return three_times
 
 
+def other_mean(logits, labels, **_):
+    return logits.square().mean() + labels.numel()
+
+
+OTHER_MEAN = property(lambda self: other_mean)
+
+
+def called_three_times(call):
+    head = (causal_lms.WIDTH, causal_lms.VOCABULARY)
+
+    def called(self, *arguments, **keywords):
+        output = call(self, *arguments, **keywords)
+        return 3 * output if (getattr(self, "in_features", None), getattr(self, "out_features", None)) == head else output
+
+    return called
+
+
 def packed_head(model):
     return replaced(model.lm_head, "weight", lambda weight: torch.nn.Parameter(Packed(weight.detach()), requires_grad=False))
 
@@ -319,6 +336,13 @@ OTHER_PATHS = {
     "mode of functions": lambda model: FunctionMode(),
     "mode of operators": lambda model: OperatorMode(),
     "loss function": other_loss,
+    "loss function of the class": lambda model: replaced(
+        LLAMA, "loss_function", lambda _: property(lambda self: other_mean)
+    ),
+    "what the loss function calls": lambda model: replaced(loss_utils, "fixed_cross_entropy", tripled),
+    "what computes the loss": lambda model: replaced(torch.nn.functional, "cross_entropy", tripled),
+    "calls of all modules": lambda model: replaced(torch.nn.Module, "__call__", called_three_times),
+    "how modules are called": lambda model: replaced(torch.nn.Module, "_call_impl", called_three_times),
     "weight of the head": packed_head,
 }
 

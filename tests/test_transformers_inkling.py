@@ -6,7 +6,7 @@ import copy
 import functools
 import importlib.util
 import pickle
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 
 import causal_lms
 import npu_attn_res
@@ -14,6 +14,8 @@ import pytest
 import torch
 from causal_lms import VOCABULARY, batch, reference, step
 from torch.utils.flop_counter import FlopCounterMode
+
+from testing.other_paths import OperatorMode, replaced
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -158,6 +160,84 @@ def test_autocast_gives_the_dtype_of_the_original():
             for expected, found in zip(one(*sources), other(*sources), strict=True):
                 assert found.dtype == expected.dtype
                 assert torch.allclose(found.float(), expected.float(), rtol=0.02, atol=0.02)
+
+
+KNOWN, NORM, TORCH = "Inkling2BlockAttentionResidual", "Inkling2UnweightedRMSNorm", torch.nn.functional
+
+
+def is_norm(module):
+    return type(module).__name__.endswith(NORM)
+
+
+def hook(module, given, output):
+    return output + 1 if is_norm(module) else None
+
+
+def called(call):
+    return lambda self, x, *rest: call(self, x, *rest) + 1 if is_norm(self) else call(self, x, *rest)
+
+
+def plus_one(forward):
+    def one_more(*given, **named):
+        found = forward(*given, **named)
+        return found + 1 if isinstance(found, torch.Tensor) else tuple(each if each is None else each + 1 for each in found)
+
+    return one_more
+
+
+@contextmanager
+def hooked(place):
+    handle = getattr(place, "register_forward_hook", None) or torch.nn.modules.module.register_module_forward_hook
+    handle = handle(hook)
+    yield
+    handle.remove()
+
+
+@contextmanager
+def other_attention(module, page, name):
+    """`name`: an attention of somebody's, or transformers' "sdpa" over another function of torch."""
+    page.ALL_ATTENTION_FUNCTIONS.register("mine", plus_one(page.eager_attention_forward))
+    with replaced(module.config, "_attn_implementation", lambda _: name):
+        if name == "mine":
+            yield
+        else:
+            with replaced(TORCH, "scaled_dot_product_attention", plus_one):
+                yield
+
+
+OTHER_PATHS = {
+    "class": lambda module, page: replaced(getattr(page, KNOWN), "forward", plus_one),
+    "class of the norm": lambda module, page: replaced(getattr(page, NORM), "forward", plus_one),
+    "forward of the norm": lambda module, page: replaced(module.norm, "forward", plus_one),
+    "hook of the norm": lambda module, page: hooked(module.norm),
+    "hook of all modules": lambda module, page: hooked(None),
+    "calls of all modules": lambda module, page: replaced(torch.nn.Module, "__call__", called),
+    "mode of operators": lambda module, page: OperatorMode(),
+    "eager attention": lambda module, page: replaced(page, "eager_attention_forward", plus_one),
+    "attention of somebody's": lambda module, page: other_attention(module, page, "mine"),
+    "attention of torch": lambda module, page: other_attention(module, page, "sdpa"),
+}
+
+
+@pytest.mark.parametrize("path", OTHER_PATHS)
+def test_what_the_class_s_own_path_would_see_or_change_is_left_to_it(path):
+    from transformers.models.inkling2 import modeling_inkling2 as page
+
+    plain, patched, left = (make().model.layers[1].mlp_input for _ in range(3))
+    sources = torch.randn(2, 5, 3, 32), torch.randn(2, 5, 32)
+    report, (usual,) = npu_attn_res.patch(patched), plain(*sources)
+    with ExitStack() as stack:
+        per_module = path in ("forward of the norm", "hook of the norm") or path.startswith("attention")
+        for module in (plain, patched, left) if per_module else (plain,):
+            stack.enter_context(OTHER_PATHS[path](module, page))
+        (expected,) = plain(*sources)
+        assert not torch.allclose(expected, usual)
+        with pytest.warns(UserWarning, match="computes without our operators"):
+            assert torch.equal(patched(*sources)[0], expected)
+        before = npu_attn_res.patch(left)
+        assert path.startswith("mode") or before.left[0].text == report.fell_back[0].text
+    assert len(report.fell_back) == 1
+    assert torch.allclose(patched(*sources)[0], usual, atol=1e-5)
 
 
 def test_a_frozen_embedding_is_a_block_without_a_gradient():

@@ -48,7 +48,9 @@ def test_a_compiler_that_needs_more_gets_a_smaller_tile(npu_refuse):
 )
 def test_the_ngram_lookup_hashes_whole_units_of_tokens_in_the_least_tile(npu_refuse, mode, columns):
     _, ran = npu_refuse(
-        lambda _, spec: kind_of(spec) in (NGRAM, NGRAM_SUM) and (decision.tiling.block_m > 8 or decision.tiling.block_n > columns)
+        lambda _, spec: (
+            kind_of(spec) in (NGRAM, NGRAM_SUM) and (decision.tiling.block_m > 8 or decision.tiling.block_n > columns)
+        )
     )
     case = ngrams.make((2, 19), 160, torch.float32, mode=mode)
     with npu_offline.emulate("Ascend910B4"):

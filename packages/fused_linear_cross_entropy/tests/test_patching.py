@@ -201,7 +201,7 @@ def test_hooks_above_a_nested_head_see_what_they_saw():
     ours, ids, seen = with_nested_head(), torch.randint(VOCABULARY, (2, 7)), []
     report = patch(ours)
     ours.cls.register_forward_hook(lambda module, given, result: seen.append(result))
-    with pytest.warns(UserWarning, match="its cls has hooks"):
+    with pytest.warns(UserWarning, match="its cls is not its forward alone: it has hooks"):
         assert ours(ids, labels=ids).logits is seen[0]
     assert report.fell_back
 

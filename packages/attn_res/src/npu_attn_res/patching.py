@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from inspect import isbuiltin
 from typing import Any
 
 import torch
@@ -11,8 +13,11 @@ from npu_tiling.models import (
     Derived,
     Patch,
     Replacement,
+    as_constant,
     derived,
+    from_package,
     in_order,
+    more_than_forward,
     names_of,
     replaced_forward,
     stands_for,
@@ -39,9 +44,9 @@ def patch(model: nn.Module) -> Patch:
     it is sharded or wrapped.
 
     Every other module whose class's name ends in AttentionResidual is left alone, and so are modules whose forward was
-    replaced, as accelerate does, or that of their class or their norm's. What becomes so after the patch computes what it
-    did, with a warning; so does a module under a mode that is not torch's own, with fp64 or DTensors, or while it is traced
-    or exported to ONNX.
+    replaced, as accelerate does, or that of their class or their norm's, whose norm has hooks, or whose attention is none of
+    transformers'. What becomes so after the patch computes what it did, with a warning; so does a module under a mode that
+    is not torch's own, with fp64 or DTensors, or while it is traced or exported to ONNX.
 
     Args:
         model: any module, changed in place.
@@ -63,18 +68,28 @@ def _recognise(module: nn.Module) -> Replacement | str | None:
         return "it is patched already"
     if known.__name__ not in KNOWN or not known.__module__.startswith("transformers."):
         return "no attention residual that is known"
-    return _other_norm(module, known) or Replacement(_patched(known), "attn_res_keys")
+    return _other_parts(module, known) or Replacement(_patched(known), "attn_res_keys")
 
 
-def _other_norm(module: Any, known: type) -> str | None:
-    """Why a module's norm is not the one that its class was written with, None if it is; one that we patched is."""
+def _other_parts(module: Any, known: type) -> str | None:
+    """Why a module's norm or attention is not what its class was written with, None if both are; one that we patched is."""
     norm = module.norm
     if type(norm).__name__.removeprefix("Npu") != KNOWN[known.__name__]:
         return f"its norm is a {type(norm).__name__}"
-    if norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks or norm._backward_pre_hooks:
-        return "its norm has hooks"
-    reason: str | None = replaced_forward(type(norm))
-    return reason
+    if other := more_than_forward(norm):
+        return f"its norm is more than its class's forward: {other}"
+    return replaced_forward(type(norm)) or _other_attention(known, module.config._attn_implementation)
+
+
+@as_constant
+def _other_attention(known: type, name: str) -> str | None:
+    """Why an attention of this name does not compute the one that we know, None if it does: transformers' all do."""
+    page = sys.modules[known.__module__]
+    attention = page.ALL_ATTENTION_FUNCTIONS.get_interface(name, page.eager_attention_forward)
+    if not from_package(attention, "transformers"):
+        return f"its attention {name} is not one of transformers"
+    product = nn.functional.scaled_dot_product_attention
+    return None if isbuiltin(product) else "torch.nn.functional.scaled_dot_product_attention was replaced"
 
 
 class _Patched(Derived):
@@ -90,7 +105,7 @@ def _patched(known: Any) -> type[nn.Module]:
         given = in_order(known.forward, arguments, keywords)
         if len(given) == 2 + has_messages:
             blocks, partial = given[:2]
-            unless = _other_norm(self, known) or _other_sources(blocks, partial)
+            unless = _other_parts(self, known) or _other_sources(blocks, partial)
             if stands_for(self, known, unless, block_states=blocks, partial_block_states=partial, query=self.query):
                 if has_messages:
                     return _attend(blocks, partial, self.query[given[2]], self.norm.eps).movedim(0, -2)

@@ -21,6 +21,7 @@ from npu_tiling.models import (
     derived,
     from_package,
     is_made_by_hand,
+    more_than_forward,
     names_of,
     obstacle,
     other_kind,
@@ -441,20 +442,30 @@ class _Patched(Derived):
 
 def _patched(known: type[Any], *options: Any) -> type[nn.Module]:
     *own, made = options
-    of_class = inspect.getattr_static(known, "loss_function")
-    loss_function = of_class.fget
+    getter = inspect.getattr_static(known, "loss_function").fget
+
+    def loss_function(self: Any) -> Any:
+        if self._fuses_now:
+            return self._fused_loss
+        return getter(self) if _is_getter(known, getter) else inspect.getattr_static(known, "loss_function").__get__(self)
 
     attributes = {
         "options": _Options(*own),
         "made": made,
         "forward": _with_fused_loss(known),
-        "loss_function": property(lambda self: self._fused_loss if self._fuses_now else loss_function(self), of_class.fset),
+        "loss_function": property(loss_function, lambda self, value: known.loss_function.fset(self, value)),
         "__module__": known.__module__,  # with its name, what transformers writes into a config and looks up
         "__qualname__": known.__qualname__,
     }
     if not made.eager_alone:
         attributes[made.head] = property(_head_of)
     return derived(known.__name__, (_Patched, known), attributes, _patched, known, *options)
+
+
+@as_constant
+def _is_getter(known: type[Any], getter: Any) -> bool:
+    """Whether this still gives models of a class their loss function; a compiler traces it, and no descriptor."""
+    return getattr(inspect.getattr_static(known, "loss_function"), "fget", None) is getter
 
 
 def _stand_in(model: Any, head: Any) -> _Head:
@@ -510,8 +521,8 @@ def _fuses(model: Any, known: type[Any], given: dict[str, Any]) -> bool:
     head = model.get_submodule(name)
     if model.made.eager_alone and torch.compiler.is_compiling():
         reason = "it is compiled, and its head or its loss is where compilers do not follow ours"
-    elif not model.made.in_forward:
-        reason = _other_loss(known, model.loss_function)
+    else:
+        reason = _other_cross_entropy() if model.made.in_forward else _other_loss(known, model.loss_function)
     reason = reason or _hooks_above(model, name) or called_otherwise(head, name, nn.Linear)
     if reason is not None:  # such a head may have no weight
         return stands_for(model, known, reason, labels=given["labels"])
@@ -524,9 +535,8 @@ def _hooks_above(model: nn.Module, name: str) -> str | None:
     path = name.split(".")[:-1]
     for length in range(1, len(path) + 1):
         above = ".".join(path[:length])
-        module = model.get_submodule(above)
-        if module._forward_hooks or module._backward_hooks or module._backward_pre_hooks:
-            return f"its {above} has hooks"
+        if other := more_than_forward(model.get_submodule(above)):
+            return f"the call of its {above} is not its forward alone: {other}"
     return None
 
 
@@ -543,9 +553,19 @@ def _other_loss(known: type[Any], function: Any) -> str | None:
     name = getattr(function, "__name__", type(function).__name__)
     if name != _LOSS:
         return f"its loss function is {name} and not {_LOSS}"
-    if not is_made_by_hand(known) and not from_package(function, "transformers"):
-        return f"its loss function is not the {_LOSS} of transformers"
-    return None
+    if not is_made_by_hand(known):
+        if not from_package(function, "transformers"):
+            return f"its loss function is not the {_LOSS} of transformers"
+        calls = function.__globals__.get("fixed_cross_entropy")
+        if calls is not None and not from_package(calls, "transformers"):
+            return "the fixed_cross_entropy of transformers was replaced"
+    return _other_cross_entropy()
+
+
+@as_constant
+def _other_cross_entropy() -> str | None:
+    replaced = not from_package(nn.functional.cross_entropy, "torch")
+    return "torch.nn.functional.cross_entropy was replaced" if replaced else None
 
 
 _without_logits: set[str] = set()

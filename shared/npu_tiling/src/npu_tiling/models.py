@@ -293,7 +293,7 @@ def replaced_forward(known: type[Any]) -> str | None:
     if not is_written:
         return f"the forward of the class {owner.__name__} was replaced"
     if function is not None and not inspect.isbuiltin(function) and not from_package(function, "torch"):
-        return f"torch.nn.functional.{function.__name__} was replaced"
+        return f"torch.nn.functional.{_FUNCTIONS[known]} was replaced"
     _written[known] = (known.forward, function)
     return None
 
@@ -376,24 +376,32 @@ def called_otherwise(layer: Any, name: str, *kinds: type[Any]) -> str | None:
     kind, plain = type(layer), f"a plain torch.nn.{kinds[0].__name__}"
     if kind not in kinds:
         return f"its {name} is not {plain}: it is a {kind.__module__}.{kind.__name__}"
-    if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
-        return f"its {name} is not {plain}: it has hooks"
-    if _have_global_hooks():
-        return f"its {name} is not {plain}: all modules have hooks"
-    if "forward" in layer.__dict__:
-        return f"its {name} is not {plain}: its forward was replaced"
+    if other := more_than_forward(layer):
+        return f"its {name} is not {plain}: {other}"
     reason: str | None = replaced_forward(kinds[0])
     return reason
 
 
+def more_than_forward(layer: Any) -> str | None:
+    """Why to call a layer is more than the forward of its class, None if it is not."""
+    if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
+        return "it has hooks"
+    if "forward" in layer.__dict__:
+        return "its forward was replaced"
+    reason: str | None = _other_calls(type(layer))
+    return reason
+
+
 @as_constant
-def _have_global_hooks() -> bool:
-    """Whether somebody's hooks run in the call of every module; torch's own, which count and track, do without one call."""
-    for kind in ("forward", "forward_pre", "backward", "backward_pre"):
-        hooks = getattr(torch_module, f"_global_{kind}_hooks").values()
+def _other_calls(kind: type[Any]) -> str | None:
+    """Why a call of any module of a class is not torch's alone; torch's own hooks, which count and track, can do without."""
+    for each in ("forward", "forward_pre", "backward", "backward_pre"):
+        hooks = getattr(torch_module, f"_global_{each}_hooks").values()
         if not all(from_package(getattr(hook, "__func__", hook), "torch") for hook in hooks):
-            return True
-    return False
+            return "all modules have hooks"
+    if not (from_package(kind.__call__, "torch") and from_package(kind._call_impl, "torch")):
+        return "how modules are called was replaced"
+    return None
 
 
 @as_constant
