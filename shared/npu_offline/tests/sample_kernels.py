@@ -204,3 +204,18 @@ def store_at_ticket(counter_ptr, y_ptr):
     tl.store(y_ptr, 7)
     ticket = tl.atomic_add(counter_ptr, 1)
     tl.store(y_ptr + ticket, tl.program_id(0))
+
+
+@triton.jit
+def store_addresses(x_ptr, y_ptr, n, BN: tl.constexpr):
+    o = tl.arange(0, BN)
+    tl.store(y_ptr + o, x_ptr + o)
+
+
+@triton.jit
+def reshape_in_a_loop(x_ptr, y_ptr, n, BN: tl.constexpr):
+    o = tl.arange(0, BN)
+    b = tl.load(x_ptr + o)
+    for _ in range(n):
+        b = tl.reshape(b, (1, BN))
+    tl.store(y_ptr + o, b)

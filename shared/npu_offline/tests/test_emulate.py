@@ -21,9 +21,11 @@ from sample_kernels import (
     matmul,
     maximum,
     order,
+    reshape_in_a_loop,
     rms_norm,
     running_sum,
     scale_by_rounded,
+    store_addresses,
     store_at_ticket,
     store_every_third,
     transpose,
@@ -343,6 +345,18 @@ def test_a_kernel_that_the_front_end_cannot_convert_is_refused_with_the_line():
     assert "unresolved materialization" in said
     assert "What it converts: addresses" in said
     assert is_refusal(caught.value)
+
+
+def test_a_refused_kernel_has_the_advice_of_its_mistake_alone():
+    x = torch.zeros(32)
+    said = {}
+    for kernel in (store_addresses, reshape_in_a_loop):
+        with emulate(), pytest.raises(Exception) as caught:
+            kernel[(1,)](x, x.clone(), 3, 32)
+        said[kernel] = said_of_stopped(caught.value)
+        assert is_refusal(caught.value)
+    assert "to <[32], fp32>'): these are addresses: tl.load reads what is there\n" in said[store_addresses]
+    assert "Please make sure that the type stays consistent.')\n" in said[reshape_in_a_loop]
 
 
 def test_the_advice_on_arguments_that_a_chip_ignores_is_said_once(capfd):

@@ -180,6 +180,13 @@ def largest(x_ptr, y_ptr, n, BLOCK: tl.constexpr, OTHER: tl.constexpr):
     o = tl.arange(0, BLOCK)
     row = tl.program_id(0)
     tl.store(y_ptr + row, tl.max(tl.load(x_ptr + row * n + o, mask=o < n, other=OTHER), 0))
+
+
+@triton.jit
+def least(x_ptr, y_ptr, n, BLOCK: tl.constexpr, OTHER: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    row = tl.program_id(0)
+    tl.store(y_ptr + row, tl.min(tl.load(x_ptr + row * n + o, mask=o < n, other=OTHER), 0))
 """
 
 
@@ -191,9 +198,13 @@ def test_a_kernel_that_reads_the_wrong_one_of_two_tensors_of_one_shape_is_wrong(
     assert run(capsys, "run", target, *given, "--expect", "y_ptr=a_ptr")[0] == 0
 
 
-@pytest.mark.parametrize(("other", "status"), [("0.0", 1), ("-inf", 0)])
-def test_what_numbers_of_both_signs_hide_is_seen_with_numbers_below_zero(file, capsys, other, status):
-    given = ["x_ptr=fp32:8x100", "y_ptr=fp32:8", "n=100", "BLOCK=128", f"OTHER={other}", "--grid", "8", *NEWEST]
-    got, said = run(capsys, "run", f"{file(OF_CHANCE)}::largest", *given, "--expect", "y_ptr=x_ptr.amax(-1)")
+@pytest.mark.parametrize(("other", "status"), [("0.0", 1), (None, 0)])
+@pytest.mark.parametrize(
+    ("kernel", "computed", "neutral", "wrong"),
+    [("largest", "amax", "-inf", "below zero: {} must be -"), ("least", "amin", "inf", "above zero: {} must be ")],
+)
+def test_what_numbers_of_both_signs_hide_is_seen_with_one(file, capsys, kernel, computed, neutral, wrong, other, status):
+    given = ["x_ptr=fp32:8x100", "y_ptr=fp32:8", "n=100", "BLOCK=128", f"OTHER={other or neutral}", "--grid", "8", *NEWEST]
+    got, said = run(capsys, "run", f"{file(OF_CHANCE)}::{kernel}", *given, "--expect", f"y_ptr=x_ptr.{computed}(-1)")
     assert got == status
-    assert said.count("with numbers below zero: 8 of 8 elements of y_ptr are wrong: y_ptr[0] is 0, must be -") == 4 * status
+    assert said.count(wrong.format("8 of 8 elements of y_ptr are wrong: y_ptr[0] is 0,")) == 4 * status

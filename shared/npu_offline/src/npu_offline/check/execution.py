@@ -121,17 +121,17 @@ def _ran(launch: Launch) -> Ran:
 
 
 @contextlib.contextmanager
-def random_values(seed: int = SEED, *, negative: bool = False) -> Iterator[None]:
+def random_values(seed: int = SEED, *, sign: int = 0) -> Iterator[None]:
     """Until the block ends, tensors that are allocated empty get numbers: integers one that is no index, floats random ones,
     others for each tensor.
 
     Args:
         seed: of the random numbers.
-        negative: numbers below zero and up to 20 times as large, in place of normally distributed ones.
+        sign: -1 and 1: numbers below or above zero and up to 20 times as large, in place of normally distributed ones.
     """
     numbers = torch.randn(_DISTINCT, generator=torch.Generator().manual_seed(seed))
-    if negative:
-        numbers = -4 * numbers.abs() - 0.25
+    if sign:
+        numbers = sign * (4 * numbers.abs() + 0.25)
     starts = itertools.count(0, _DISTINCT // 7)  # the first tensor has the first numbers
 
     class Filled(TorchFunctionMode):

@@ -180,7 +180,8 @@ def compared(
 ) -> Mapping[str, Callable[[], Differences]]:
     """Functions that launch a kernel and compare results with what expressions say, by the numbers that they take.
 
-    Where results are compared, tensors of random numbers have normally distributed ones first, then numbers below zero.
+    Where results are compared, tensors of random numbers have normally distributed ones first, then numbers below
+    zero, then numbers above.
 
     Args:
         call: the launch.
@@ -196,8 +197,8 @@ def compared(
     rules = [_rule(text, call) for text in expected]
     read = {name for _, code in rules if not isinstance(code, str) for name in code.co_names}
     random = [name for name, texts in call.given.items() if _is_random(texts[0]) and name in read]
-    kinds = {"": False} | ({"with numbers below zero": True} if random else {})
-    return {numbers: _comparison(call, rules, read, rtol, atol, negative=below) for numbers, below in kinds.items()}
+    kinds = {"": 0} | ({"with numbers below zero": -1, "with numbers above zero": 1} if random else {})
+    return {numbers: _comparison(call, rules, read, rtol, atol, sign) for numbers, sign in kinds.items()}
 
 
 def _comparison(
@@ -206,11 +207,10 @@ def _comparison(
     read: Container[str],
     rtol: float | None,
     atol: float | None,
-    *,
-    negative: bool,
+    sign: int,
 ) -> Callable[[], Differences]:
     def arguments() -> dict[str, Any]:
-        with random_values(negative=negative):  # the same at each level
+        with random_values(sign=sign):  # the same at each level
             return call.arguments()
 
     given = arguments()

@@ -18,7 +18,7 @@ _NESTED = re.compile(
 )  # the reason, in a function that a kernel calls
 _ADVICE = {  # by what Triton says of a kernel
     "unexpected type fp8": ": triton-ascend 3.2.0 has no casts to 8-bit floats",
-    "to <[": ": triton-ascend 3.2.0 has no tensor descriptors: take tl.make_block_ptr",
+    "cannot cast pointer<": ": these are addresses: tl.load reads what is there",
     "'constexpr' object is not subscriptable": ": Triton 3.2 has no tuples of constants: give their elements",
 }
 _NO_LIBDEVICE = (
