@@ -4,6 +4,8 @@ import re
 
 import npu_tiling
 import pytest
+import torch
+from npu_tiling.plans import Reached, Slot
 
 from tools import cuda_code
 from tools.cuda_calls import CALLS
@@ -19,6 +21,13 @@ def test_launches_that_triton_compiles_apart_are_told_apart():
     assert len(found) > 2 * len(kernels)
     described = next(launch for launch in found.values() if launch.kernel == "cross_entropy_product_kernel")
     assert described.arguments[3].block and described.decision.options["num_stages"] == 3
+
+
+def test_tensors_that_a_kernel_reaches_through_one_pointer_are_one():
+    first, second = (Slot(number, (4,), (1,), torch.float16, number) for number in range(2))
+    for of in (cuda_code._given, cuda_code._specialised):
+        assert of(Reached([first, second])) == of(first)
+        assert of((first, second)) == (of(first), of(second))
 
 
 def test_the_largest_numbers_of_a_kernel_are_told():

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from npu_tiling import Device, import_kernels
-from npu_tiling.plans import Distance, Launch, Slot
+from npu_tiling.plans import Distance, Launch, Reached, Slot
 
 from . import launches
 from .cuda_calls import CALLS
@@ -87,6 +87,8 @@ def _specialised(argument: Any) -> Hashable:
     """The part of an argument that another kernel is compiled for."""
     if isinstance(argument, Distance):
         return Distance
+    if isinstance(argument, Reached):
+        return _specialised(argument[0])
     if isinstance(argument, tuple):
         return tuple(map(_specialised, argument))
     if isinstance(argument, Slot):
@@ -109,6 +111,8 @@ def _given(argument: Any) -> Any:
     """An argument for the JIT: a tensor has a dtype and an address, which is 0 or off the alignment."""
     if isinstance(argument, Distance):
         return 2**40
+    if isinstance(argument, Reached):
+        return _given(argument[0])
     if isinstance(argument, tuple):
         return tuple(map(_given, argument))
     if not isinstance(argument, Slot):
