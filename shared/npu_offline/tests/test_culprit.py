@@ -1,12 +1,14 @@
 """`run` names who is wrong, the kernel, the front end or a compiler; TTIR is executed as Triton defines it."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 import triton
 import triton.language as tl
+from culprit_kernels import doubled
 from npu_offline import emulate
 from npu_offline.cli import main
 from npu_offline.errors import OutOfBoundsError, RaceError
@@ -54,8 +56,11 @@ SOFTMAX = "x=fp32:16x100 y=fp32:16x100 columns=100 BLOCK=128 --grid 16 --expect 
 def test_run_says_whose_fault_it_is(call, said, capsys):
     status = main(["run", *f"{FILE}::{call}".split()])
     printed = capsys.readouterr().out.splitlines()
-    assert [line for line in printed if line.startswith(said)], printed
-    culprits = [line for line in printed if " is wrong: " in line and not line.startswith((" ", "│"))]
+    found = [line for line in printed if " is wrong: " in line and not line.startswith((" ", "│"))]
+    places = (re.match(r"\S*culprit_kernels.py:\d+:\d+: ", line) for line in found)
+    culprits = [line.removeprefix(place[0]) for line, place in zip(found, places, strict=True) if place]
+    assert [line for line in (*culprits, *printed) if line.startswith(said)], printed
+    assert len(culprits) == len(found), found
     others = [line for line in culprits if not line.startswith((said, "the compiler of CANN 8.5 (1.0.0) is wrong: "))]
     assert not others
     assert status == bool(culprits)
@@ -224,8 +229,19 @@ def test_results_of_a_file_are_expected_and_verdicts_are_written_as_json(tmp_pat
 def test_all_commands_run_with_one_start_and_one_line_at_the_end(capsys):
     call = f"{FILE}::doubled x=fp32:16384 y=fp32:16384 n=16384 N=8192 --grid 2"
     assert main(["all", *call.split(), "--expect", "y=2*x"]) == 0
-    assert capsys.readouterr().out.endswith(
-        "run: nothing wrong; check: nothing wrong; lint: nothing wrong; time: nothing wrong\n"
-    )
+    assert capsys.readouterr().out.endswith("\nrun: right; check: nothing wrong; lint: nothing wrong; time: nothing wrong\n")
     assert main(["all", *call.split(), "--expect", "y=3*x"]) == 1
-    assert "run: findings; check: nothing wrong; " in capsys.readouterr().out
+    assert "run: your kernel is wrong; check: nothing wrong; " in capsys.readouterr().out
+
+
+def test_a_tile_too_large_is_the_fault_of_the_kernel_and_the_largest_that_fits_is_named(capsys, monkeypatch):
+    monkeypatch.chdir(FILE.parent)
+    place = f"culprit_kernels.py:{doubled.fn.__code__.co_firstlineno + 1}:1: "
+    call = [f"{FILE}::doubled", "x=fp32:99999", "y=fp32:99999", "n=99999", "N=131072", "--grid", "1"]
+    over = "ub overflow, requires 4194304 bits while 1572864 bits available; the largest N that does is "
+    assert main(["run", *call, "--toolchain", "1.2.0"]) == 1
+    said = f"{place}{KERNEL}it does not fit with about CANN 9.1 (1.2.0): {over}32768"
+    assert said in capsys.readouterr().out.splitlines()
+    assert main(["check", *call, "--toolchain", "1.2.0", "--soc", "Ascend910B4"]) == 1
+    said = f"{place}doubled N=131072, *fp32 does not fit Ascend910B4 (1.2.0): {over}32768"
+    assert said in capsys.readouterr().out.splitlines()

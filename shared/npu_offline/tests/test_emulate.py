@@ -304,7 +304,7 @@ def test_a_masked_store_that_reads_is_named_as_the_store_that_it_is():
     assert re.search(
         r"read of \d+ bytes .* argument y_ptr.*; the kernel does not read y_ptr: triton-ascend does not keep", said
     )
-    assert re.search(r"the mask of its store \(sample_kernels.py, line \d+\), which became load, select and store", said)
+    assert re.search(r"the mask of its store \(sample_kernels.py:\d+:\d+\), which became load, select and store", said)
 
 
 def test_an_access_out_of_bounds_says_how_the_argument_lies_in_memory():
@@ -323,7 +323,7 @@ def test_findings_of_a_final_module_name_the_argument_and_its_line():
     said = said_of(
         lambda: copy_strided[(1,)](torch.ones(8, 100), torch.empty(8, 100), 8, 100, 128, BM=8, BN=128), checks=True
     )
-    assert re.search(r"reads bytes .* of argument x_ptr, which has 3200 \(sample_kernels.py, line \d+\)", said)
+    assert re.search(r"reads bytes .* of argument x_ptr, which has 3200 \(sample_kernels.py:\d+:\d+\)", said)
 
 
 def test_of_equal_kernels_in_two_files_each_names_its_own(tmp_path, monkeypatch):
@@ -333,7 +333,7 @@ def test_of_equal_kernels_in_two_files_each_names_its_own(tmp_path, monkeypatch)
     for name in ("first_of_two", "second_of_two"):
         (tmp_path / f"{name}.py").write_text(text)
         kernel = importlib.import_module(name).over
-        assert f"({name}.py, line 7)" in said_of(lambda kernel=kernel: kernel[(1,)](torch.ones(8), BN=64))
+        assert f"({name}.py:7:" in said_of(lambda kernel=kernel: kernel[(1,)](torch.ones(8), BN=64))
 
 
 def test_a_kernel_that_the_front_end_cannot_convert_is_refused_with_the_line():
@@ -341,7 +341,7 @@ def test_a_kernel_that_the_front_end_cannot_convert_is_refused_with_the_line():
         store_at_ticket[(1,)](*torch.zeros(2, 8, dtype=torch.int32))
     line = store_at_ticket.fn.__code__.co_firstlineno + 4  # the last one
     said = said_of_stopped(caught.value)
-    assert f"cannot convert the kernel (sample_kernels.py, line {line}, or what that uses):" in said
+    assert f"cannot convert the kernel (sample_kernels.py:{line}:30, or what that uses):" in said
     assert "unresolved materialization" in said
     assert "What it converts: addresses" in said
     assert is_refusal(caught.value)

@@ -203,7 +203,9 @@ def test_a_rule_on_the_language_names_the_line(rule):
     launch = CASES[rule][0]()
     source = Path(launch.kernel.fn.__code__.co_filename)
     (line,) = [number for number, text in enumerate(source.read_text().splitlines(), 1) if LINES[rule] in text]
-    assert [f.message.endswith(f"(fault_kernels.py, line {line})") for f in lint_kernel(launch) if f.rule == rule] == [True]
+    assert [
+        f.message.rpartition(":")[0].endswith(f"(fault_kernels.py:{line}") for f in lint_kernel(launch) if f.rule == rule
+    ] == [True]
 
 
 @pytest.mark.parametrize(("given", "found"), [(tl.uint8, False), (tl.uint16, True)])

@@ -79,7 +79,7 @@ def test_the_message_names_kernel_programs_argument_and_byte():
     line = shift.fn.__code__.co_firstlineno + 3
     message = (
         r"kernel shift, program \(1, 0, 0\): read of 4 bytes at byte 64 of argument x_ptr \(in one storage with y_ptr\) "
-        rf"\(test_races.py, line {line}\), which program \(0, 0, 0\) wrote"
+        rf"\(test_races.py:{line}:\d+\), which program \(0, 0, 0\) wrote"
     )
     with emulate(races=True, threads=1), pytest.raises(RaceError, match=message):
         shift[(3,)](x, x, 48, OFFSET=3, BN=16)

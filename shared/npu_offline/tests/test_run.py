@@ -221,7 +221,7 @@ yield "next", lambda: call(add_one, 64, 64, dtype=torch.float32, BLOCK=16)
 """,
         LINALG,
     )
-    assert "AssertionError: y is not two (kernels.py, line" in said
+    assert "AssertionError: y is not two (kernels.py:" in said
     assert "next" in said
     assert status == 1
 

@@ -1,10 +1,16 @@
 """`npu-offline run -- python FILE`: a program for an NPU, on the CPU, with its launches checked and listed."""
 
+import json
+import re
 import subprocess
 import sys
 
 import pytest
+import torch
+from npu_offline import emulate
+from npu_offline.check.recorded import watched
 from npu_offline.cli import main
+from sample_kernels import cast
 
 PROGRAM = """
 import sys
@@ -79,7 +85,8 @@ def run(tmp_path):
 def test_a_program_for_an_npu_runs_and_its_launches_are_listed(run, device):
     status, said = run(device, "masked", "0")
     assert "equal True" in said
-    assert "double BLOCK=64, MASKED=True, *fp32 2 4 no finding" in said
+    row = r"0 double BLOCK=64, MASKED=True, \*fp32 2 4 short-transfer \d\.\d no finding"
+    assert re.search(row, said), said
     assert "2 launches, 0 with findings, from Linalg IR" in said
     assert status == 0
 
@@ -92,9 +99,58 @@ def test_final_modules_of_a_program_run_with_all_checks(run):
 
 def test_a_finding_is_named_and_the_program_goes_on(run):
     status, said = run("npu", "plain", "0")
-    assert "argument x, outside its storage of 400 bytes (program.py, line 17)" in said
+    assert "argument x, outside its storage of 400 bytes (program.py:17:" in said
     assert "2 launches, 2 with findings" in said
     assert status == 1
+
+
+def test_launches_are_recorded_and_run_again_with_their_arguments(run, tmp_path, capsys, monkeypatch):
+    recorded, report = tmp_path / "recorded", tmp_path / "report.json"
+    status, said = run("npu", "plain", "0", options=["--record", str(recorded), "--json", str(report)])
+    assert "0 double BLOCK=64, MASKED=False, *fp32 2 4" in said
+    (kernel,) = json.loads(report.read_text())["kernels"]
+    assert (kernel["kernel"], kernel["launches"]) == ("double", 2)
+    assert re.fullmatch(
+        r"\S*/program.py:17:\d+: kernel double, program .* outside its storage of 400 bytes", kernel["findings"][0]
+    )
+    assert re.match(r"\S*/program.py:12:1: short-transfer: load of x", kernel["lint"][0])
+    assert 0 < kernel["range"][0] < kernel["seconds"]
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "recorded::double", "--linalg-only"]) == 1
+    said = r"^program.py:17:\d+: your kernel is wrong: kernel double, program \(1, 0, 0\): "
+    assert re.search(said, capsys.readouterr().out, re.M)
+    more = [
+        "MASKED=True",
+        "n=50",
+        "--grid",
+        "cdiv(n,BLOCK)",
+        "--linalg-only",
+        "--expect",
+        "y=torch.where(torch.arange(100)<50,2*x,y)",
+    ]
+    assert main(["run", "recorded::0", *more]) == 0
+    assert "right: every level that ran is as expected" in capsys.readouterr().out
+    assert main(["lint", "recorded", "--soc", "Ascend910B4", "--toolchain", "1.2.0", "--jobs", "1"]) == 1
+    assert "\nprogram.py:12:1: double: short-transfer: load of x: 256 bytes of rows of 400\n" in capsys.readouterr().out
+    assert main(["time", "recorded::triple"]) == 2
+    assert "recorded has no launch 'triple'; it has 0 (double)" in capsys.readouterr().err
+    (tmp_path / "other").write_text("no launches")
+    assert main(["time", "other::0"]) == 2
+    assert "other is no file that npu-offline run --record has written" in capsys.readouterr().err
+
+
+def test_a_recorded_launch_keeps_memory_that_arguments_share():
+    memory = torch.arange(16.0)
+    with emulate("Ascend910B4") as emulation, watched(emulation) as program:
+        cast[(1,)](memory[:8].view(4, 2).T, memory[8:], BN=8)
+    (call,) = program.calls.values()
+    x, y = (call.arguments()[name] for name in ("x_ptr", "y_ptr"))
+    assert torch.equal(x, torch.arange(8.0).view(4, 2).T) and x.stride() == (1, 2)
+    assert torch.equal(y, torch.arange(8.0, 16.0)), "as before the launch"
+    call.arguments()["y_ptr"].zero_()
+    assert torch.equal(call.arguments()["y_ptr"], torch.arange(8.0, 16.0)), "a copy for each launch"
+    given = call.arguments()
+    assert given["y_ptr"].data_ptr() - given["x_ptr"].data_ptr() == 8 * 4
 
 
 def test_an_operator_of_torch_npu_is_refused_by_its_name(run):
@@ -123,7 +179,7 @@ def test_the_exit_status_of_the_program_counts(run):
         (["run", "--", "python", "no.py"], "no.py does not exist"),
         (["run", "--", "ls"], "ls is no Python program"),
         (["run", "--", "python"], "write: npu-offline run -- python FILE"),
-        (["run", "--grid", "1", "--", "python", "no.py"], "before -- may stand --soc and --toolchain alone"),
+        (["run", "--grid", "1", "--", "python", "no.py"], "before -- may stand --soc, --toolchain, --linalg-only"),
         (["run"], "TARGET is missing"),
     ],
 )

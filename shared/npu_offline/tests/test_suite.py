@@ -1,5 +1,7 @@
 """`pytest --npu-device emulated` in a project that knows nothing of npu-offline: its tests run as on an NPU."""
 
+import json
+import re
 from importlib.metadata import entry_points
 
 import pytest
@@ -71,21 +73,33 @@ def test_tests_pass_fail_and_are_refused_by_name(pytester, monkeypatch):
     monkeypatch.setenv("NPU_OFFLINE_CACHE", str(CACHE))  # pytester gives its tests a home of their own
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(TESTS)
-    result = pytester.runpytest_subprocess("--npu-device", "emulated", "-n", "1", "-v")
+    result = pytester.runpytest_subprocess("--npu-device", "emulated", "--npu-json", "out.json", "-n", "1", "-v")
     result.stdout.fnmatch_lines_random(
         [
             "*PASSED*::test_right*",
             "*FAILED*::test_wrong*",
             "*FAILED*::test_out_of_bounds*",
             "*REFUSED*::test_refused*",
-            "double, bounds: *write of 512 bytes at byte 0 of argument y, outside its storage of 256 bytes (*.py, line 9)",
+            "*.py:9:*: double, bounds: *write of 512 bytes at byte 0 of argument y, outside its storage of 256 bytes",
             "3 launches in 3 tests, as on Ascend910B4, from Linalg IR",
-            "1 refused: triton-ascend cannot convert the kernel (test_tests_pass_fail_and_are_refused_by_name.py, line *",
+            "1 refused: triton-ascend cannot convert the kernel (test_tests_pass_fail_and_are_refused_by_name.py:*",
             "1 refused: Triton refuses the kernel: AttributeError(*NoneType*triton.language.extra.ascend.libdevice*",
             "1 refused: Triton refuses the launch: Keyword argument option_of_another_release was *",
             "*2 failed, 1 passed, 3 refused*",
         ]
     )
+    found = {test["test"].rpartition("::test_")[2]: test for test in json.loads((pytester.path / "out.json").read_text())}
+    assert {name: test["outcome"] for name, test in found.items()} == {
+        "right": "passed",
+        "wrong": "failed",
+        "out_of_bounds": "failed",
+        "refused": "refused",
+        "refused_by_the_front_end": "refused",
+        "refused_option": "refused",
+    }
+    assert found["right"] == {**found["right"], "launches": 1, "findings": [], "refused": ""}
+    assert re.match(r".*\.py:9:\d+: double, bounds: ", found["out_of_bounds"]["findings"][0])
+    assert "libdevice" in found["refused"]["refused"]
 
 
 def test_a_chip_that_nobody_knows_is_an_error_of_the_call(pytester, monkeypatch):

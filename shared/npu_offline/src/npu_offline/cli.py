@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.metadata
 import sys
 from collections.abc import Sequence
 
-from .commands import all as all_commands
-from .commands import bounds, check, conformance, lint, maintenance, releases, report, run, time, tune
 from .errors import OfflineError
 from .execute.settings import timed
 from .toolchain import compilers
 
+_COMMANDS = ("all", "check", "bounds", "run", "lint", "conformance", "releases", "time", "tune", "report")
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = _parser()
     words = list(sys.argv[1:] if arguments is None else arguments)
+    parser = _parser(words)
     if not words:
         parser.print_help()
         return 0
@@ -25,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, rest = parser.parse_known_args(words)
     if script and not hasattr(options, "script"):
         parser.error(f"unrecognized arguments: -- {' '.join(script)}")
-    options.script = script
+    options.script, options.parse = script, lambda words: _parser(words).parse_args(words)
     given = [text for text in rest if "=" in text and not text.startswith("-")]  # NAME=VALUE after an option
     if given != rest or (given and "given" not in options):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -45,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The parser of a command line, with the command that it names alone: the modules of others are not imported."""
     parser = argparse.ArgumentParser(
         prog="npu-offline",
         description="Triton kernels for Ascend without an NPU: compile, run, check, prove, lint, time, tune",
@@ -55,17 +57,9 @@ def _parser() -> argparse.ArgumentParser:
     fetch = commands.add_parser("fetch", help="install compiler versions into the cache folder")
     fetch.add_argument("versions", nargs="*", metavar="VERSION", help=f"of {', '.join(compilers.VERSIONS)} (all)")
     fetch.set_defaults(run=_fetch)
-    all_commands.add_parser(commands, parser.parse_args)
-    check.add_parser(commands)
-    bounds.add_parser(commands)
-    run.add_parser(commands)
-    lint.add_parser(commands)
-    conformance.add_parser(commands)
-    releases.add_parser(commands)
-    time.add_parser(commands)
-    tune.add_parser(commands)
-    report.add_parser(commands)
-    maintenance.add_parsers(commands)
+    named = words[0] if words and words[0] in _COMMANDS else ""
+    for name in [named] if named else [*_COMMANDS, "maintenance"]:
+        importlib.import_module(f".commands.{name}", __package__).add_parser(commands)
     return parser
 
 

@@ -22,6 +22,10 @@ class CompilationError(OfflineError):
     """The compiler refused a kernel for another reason than a buffer that is too small."""
 
 
+class DoesNotFitError(OfflineError):
+    """A kernel needs more of a buffer than the chip has."""
+
+
 class RefusedError(CompilationError, UnsupportedError):
     """triton-ascend cannot convert a kernel: nothing is said about its results."""
 

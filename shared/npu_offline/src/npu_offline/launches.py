@@ -107,6 +107,7 @@ class Launch:
         instructions: with checks, how many the final module has.
         unissued: with checks, those that no program has issued, as `name#number`.
         accesses: of the Unified Buffer by the first program, where `emulate` was asked for them.
+        ttir: of the kernel, where there are notes: it knows the files that they name.
     """
 
     kernel: str
@@ -121,6 +122,7 @@ class Launch:
     instructions: int = 0
     unissued: Sequence[str] = ()
     accesses: Sequence[Access] = ()
+    ttir: str = ""
 
 
 @dataclass(eq=False)

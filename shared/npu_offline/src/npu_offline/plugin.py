@@ -62,6 +62,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--npu-device", choices=PLACES, help="run tests there, and nowhere else")
     group.addoption("--npu-soc", default="Ascend910B4", help="the chip that is emulated (default: %(default)s)")
     group.addoption("--npu-final", metavar="VERSION", help="emulate the final modules of that compiler version")
+    group.addoption("--npu-json", metavar="FILE", help="write outcomes, launches and findings of an emulated suite there")
     group.addoption("--npu-checks", action="store_true", help="with --npu-final: every check at every launch")
 
 

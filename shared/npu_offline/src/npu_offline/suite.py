@@ -7,8 +7,10 @@ the emulation, is counted as refused: nothing was said about its results.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections import Counter
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +20,9 @@ from .check.script import npu_on_cpu
 from .check.stopped import is_refusal, said_of
 from .errors import OfflineError
 from .execute.final.findings import WEAK
+from .module.places import located
 
-_LAUNCHES, _REFUSED = "npu_launches", "npu_refused"
+_LAUNCHES, _FINDINGS, _REFUSED = "npu_launches", "npu_findings", "npu_refused"
 
 
 class Suite:
@@ -51,14 +54,14 @@ class Suite:
             item.add_report_section("call", "npu-offline", self._findings())
             raise
         finally:
-            item.user_properties.append((_LAUNCHES, len(launches)))
+            item.user_properties += [(_LAUNCHES, len(launches)), (_FINDINGS, self._findings().splitlines())]
         if found := self._findings():
             pytest.fail(found, pytrace=False)
         return result
 
     def _findings(self) -> str:
-        notes = ((launch.kernel, note) for launch in self._emulation.launches for note in launch.notes)
-        return "\n".join(dict.fromkeys(f"{kernel}, {note}" for kernel, note in notes if note.kind != WEAK))
+        notes = ((launch, note) for launch in self._emulation.launches for note in launch.notes if note.kind != WEAK)
+        return "\n".join(dict.fromkeys(located(f"{launch.kernel}, {note}", launch.ttir) for launch, note in notes))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -76,17 +79,25 @@ class Suite:
         """Refused tests have a category."""
         return ("refused", "R", "REFUSED") if report.skipped and _REFUSED in dict(report.user_properties) else None
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
         stats = terminalreporter.stats
-        launches = [
-            count
-            for outcome in ("passed", "failed", "refused")
-            for report in stats.get(outcome, ())
-            for name, count in report.user_properties
-            if name == _LAUNCHES
+        ran = {outcome: stats.get(outcome, ()) for outcome in ("passed", "failed", "refused")}
+        tests = [
+            {"test": report.nodeid, "outcome": outcome, **_told(report)}
+            for outcome, reports in ran.items()
+            for report in reports
         ]
+        launches = [test["launches"] for test in tests]
+        if path := config.getoption("--npu-json"):
+            Path(path).write_text(json.dumps(tests, indent=1))
         terminalreporter.section("npu-offline")
         terminalreporter.write_line(f"{sum(launches)} launches in {sum(map(bool, launches))} tests, as on {self._where}")
-        reasons = Counter(dict(report.user_properties)[_REFUSED].partition("\n")[0] for report in stats.get("refused", ()))
+        reasons = Counter(test["refused"].partition("\n")[0] for test in tests if test["refused"])
         for said, count in reasons.most_common():
             terminalreporter.write_line(f"{count} refused: {said}")
+
+
+def _told(report: pytest.TestReport) -> dict[str, Any]:
+    """What a report says of launches."""
+    told = dict(report.user_properties)
+    return {"launches": told.get(_LAUNCHES, 0), "findings": told.get(_FINDINGS, []), "refused": told.get(_REFUSED, "")}

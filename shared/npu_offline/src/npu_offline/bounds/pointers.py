@@ -55,7 +55,7 @@ class Access:
 
     Attributes:
         kind: which of these.
-        place: "kernels.py, line 7".
+        place: "kernels.py:7:5".
         argument: the tensor's name; nothing where that is not known.
         path: conditions of the branches and loops that it is in.
         mask: which elements are accessed; None for all.

@@ -12,6 +12,8 @@ from importlib.util import module_from_spec
 from types import ModuleType
 from typing import Any
 
+from ..errors import UnsupportedError
+
 _MOST = 40  # modules that a file may miss
 
 
@@ -55,6 +57,25 @@ class _AbsentModule(ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         return Absent(f"{self.__name__}.{name}")
+
+
+def torch_npu_stand_in() -> ModuleType:
+    """An empty torch_npu: programs import its operators, and here they cannot run."""
+    torch_npu = module_from_spec(ModuleSpec("torch_npu", None))
+    torch_npu.__getattr__ = _operator  # type: ignore[method-assign]
+    return torch_npu
+
+
+def _operator(name: str) -> Callable[..., None]:
+    if name.startswith("__"):
+        raise AttributeError(name)
+
+    def operator(*_: object, **__: object) -> None:
+        raise UnsupportedError(
+            f"torch_npu.{name} runs an operator of CANN's, not a Triton kernel: take another way in the program"
+        )
+
+    return operator
 
 
 class _Loader(Loader):

@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import OfflineError
 from ..execute.recording import record
 from ..launches import LaunchRecord
+from ..toolchain.compilation import front_end_of
 from . import kernel_file
 from .files import kernels_of, load_file
 from .stopped import said_of
@@ -34,7 +35,7 @@ def load_calls(
     Raises:
         OfflineError: there is no such file or kernel, it does not define that function, or that yields nothing.
     """
-    if "::" in str(target):
+    if "::" in str(target) or kernel_file.is_recording(str(target)):
         found = kernel_file.parse(str(target), given, grid)
         return (
             [kernel_file.tuned_call(found)] if function == "sized_calls" else [(call.label, call.launch) for call in found]
@@ -114,3 +115,11 @@ def launches_of(
         else:
             found += records
     return found
+
+
+def ttir_of(launches: Iterable[LaunchRecord]) -> dict[str, str]:
+    """The TTIR of each kernel by name, of its first launch."""
+    first: dict[str, LaunchRecord] = {}
+    for launch in launches:
+        first.setdefault(launch.name, launch)
+    return {name: front_end_of(launch)[1] for name, launch in first.items()}

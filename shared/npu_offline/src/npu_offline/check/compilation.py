@@ -17,6 +17,9 @@ from ..reports import SPACES, Report
 from ..toolchain.compilation import compile_linalg, front_end_of
 from ..toolchain.compilers import supported
 from .calls import Call, launches_of
+from .stopped import is_refusal
+
+_MOST_TRIED = 12  # compilations for one kernel
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,39 @@ def run(job: Job) -> Result:
         return Result(job, compile_linalg(job.kernel, job.ttir, job.linalg, options, job.soc, job.toolchain))
     except OfflineError as error:
         return Result(job, None, str(error))
+
+
+def largest_that_fit(record: LaunchRecord, soc: str, toolchain: str) -> str:
+    """What a kernel that does not fit could have: "the largest BLOCK that does is 2048", or nothing.
+
+    Each constant is halved, the others left as they are, until the kernel fits, or until the compiler says the same as
+    before: then it scales no tile.
+
+    Args:
+        record: a launch of it.
+        soc, toolchain: what it is compiled for, and by what.
+    """
+    left, found, whole = _MOST_TRIED, dict[str, int](), _tried(record, soc, toolchain)
+    for name, size in record.constants.items():
+        before = whole
+        while left and before is not None and type(size) is int and size > 1:
+            size, left = size // 2, left - 1
+            constants = {**record.constants, name: size}
+            report = _tried(dataclasses.replace(record, constants=constants), soc, toolchain)
+            if report is not None and report.fits:
+                found[name] = size
+            before = None if report is None or report.fits or report.message == before.message else report
+    return ", or ".join(f"the largest {name} that does is {size}" for name, size in found.items())
+
+
+def _tried(record: LaunchRecord, soc: str, toolchain: str) -> Report | None:
+    """What a compiler says of a kernel; None where it is refused."""
+    try:
+        return run(Job(*describe(record), soc, toolchain)).report
+    except Exception as error:
+        if not is_refusal(error):
+            raise
+        return None
 
 
 def run_all(jobs: Sequence[Job], workers: int | None = None, *, every_chip: bool = False) -> Iterator[Result]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..errors import RaceError
+from ..errors import DoesNotFitError, RaceError
 from ..execute.meaning.compare import unlike
 from ..launches import LaunchRecord
 from ..lint.catalogue import RULES
@@ -42,6 +42,11 @@ class Verdict:
 
     culprit: str
     text: str
+
+    @property
+    def short(self) -> str:
+        """Who is wrong, or what is said where nobody is, up to the first colon or semicolon."""
+        return f"{self.culprit} is wrong" if self.culprit else re.split("[:;]", self.text)[0]
 
     def __str__(self) -> str:
         return f"{self.culprit} is wrong: {self.text}" if self.culprit else self.text
@@ -82,7 +87,12 @@ def signs_in(record: LaunchRecord, soc: str, toolchain: str) -> dict[int, str]:
 
 
 def verdicts_of(
-    outcomes: Sequence[Outcome], signs: Signs, again: Callable[[str, str], Outcome], *, expected: bool
+    outcomes: Sequence[Outcome],
+    signs: Signs,
+    again: Callable[[str, str], Outcome],
+    fitting: Callable[[str], str],
+    *,
+    expected: bool,
 ) -> Iterator[Verdict]:
     """Who is wrong; one verdict without a culprit if nobody is.
 
@@ -92,6 +102,7 @@ def verdicts_of(
         outcomes: of one call at each level.
         signs: as `signs_in` finds them with a version of the compiler.
         again: runs the call again, given the kind of numbers and a level.
+        fitting: what would fit with a version of the compiler, behind what says that the kernel does not.
         expected: whether results were compared with an expectation.
     """
     by_level = {outcome.level: outcome for outcome in outcomes}
@@ -99,14 +110,19 @@ def verdicts_of(
     moved = functools.cache(lambda numbers: again(numbers, MOVED).results.get("", {}))
     found = list(_of_ir(meaning, linalg, signs, again, moved))
     by_text: dict[str, list[str]] = {}
+    too_large: dict[str, list[str]] = {}
     for version, final in by_level.items():
-        if version in CANN and not final.refused and not linalg.problem:
+        if isinstance(final.error, DoesNotFitError):
+            needed = final.problem.rpartition(": ")[2]
+            too_large.setdefault(f"{needed}{fitting(version)}", []).append(version)
+        elif version in CANN and not final.refused and not linalg.problem:
             text = final.problem or _unlike(final, linalg, moved, "Linalg IR")
             if text:
                 by_text.setdefault(text + _hint(signs(version), front_end=False), []).append(version)
+    for text, versions in too_large.items():
+        found.append(Verdict(KERNEL, f"it does not fit with {_named(versions)}: {text}"))
     for text, versions in by_text.items():
-        names = ", ".join(f"{CANN[version]} ({version})" for version in versions)
-        found.append(Verdict(f"the compiler of {names}", text))
+        found.append(Verdict(f"the compiler of {_named(versions)}", text))
     if found:
         yield from found
         return
@@ -122,6 +138,10 @@ def verdicts_of(
     else:
         text = "every level that ran computes the same; whether that is right nobody said (--expect)"
     yield Verdict("", text + without)
+
+
+def _named(versions: Sequence[str]) -> str:
+    return ", ".join(f"{CANN[version]} ({version})" for version in versions)
 
 
 def _of_ir(

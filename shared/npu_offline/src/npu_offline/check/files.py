@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import OfflineError
 from ..execute.recording import record
 from ..toolchain.triton_ascend import missing_triton_ascend
-from .absent import import_without, imported, later_names
+from .absent import import_without, imported, later_names, torch_npu_stand_in
 
 
 def load_file(path: Path, *, partly: bool = False) -> ModuleType:
@@ -110,15 +110,12 @@ def _import_packages(root: Path, name: str) -> None:
 
 @contextlib.contextmanager
 def _no_torch_npu() -> Iterator[None]:
-    """Until the block ends, `import torch_npu` finds an empty module, unless it is installed."""
+    """Until the block ends, `import torch_npu` finds a stand-in, unless it is installed."""
     if "torch_npu" in sys.modules or importlib.util.find_spec("torch_npu"):
         yield
         return
-    sys.modules["torch_npu"] = importlib.util.module_from_spec(importlib.machinery.ModuleSpec("torch_npu", None))
-    try:
+    with imported({"torch_npu": torch_npu_stand_in()}):
         yield
-    finally:
-        del sys.modules["torch_npu"]
 
 
 def kernels_of(module: ModuleType) -> dict[str, Any]:

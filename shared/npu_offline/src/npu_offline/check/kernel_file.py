@@ -1,7 +1,11 @@
-"""One kernel of a file, launched on arguments that a command line describes: `FILE::kernel x=bf16:512x1000 n=1000`."""
+"""One kernel of a file, launched on arguments that a command line describes: `FILE::kernel x=bf16:512x1000 n=1000`.
+
+A file of recorded launches, which `save` writes, has such launches with the arguments that a program gave them.
+"""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +32,7 @@ class KernelCall:
         names: what its file defines.
         configuration: sizes of one of an autotuned kernel's configurations.
         computed: functions of the arguments for those that `@triton.heuristics` computes.
+        recorded: tensors of a program, for arguments that nothing else gives; they may share memory.
     """
 
     path: Path
@@ -37,6 +42,7 @@ class KernelCall:
     names: Mapping[str, Any]
     configuration: Mapping[str, Any] = field(default_factory=dict)
     computed: Mapping[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
+    recorded: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -49,9 +55,11 @@ class KernelCall:
         return {name: tuple(map(number_of, values)) for name, values in self.given.items() if len(values) > 1}
 
     def arguments(self, **chosen: Any) -> dict[str, Any]:
-        """New arguments: floating-point tensors are empty, integers random."""
-        found = {name: chosen.get(name, value_of(name, values[0])) for name, values in self.given.items()}
-        found |= {**self.configuration, **chosen}
+        """New arguments: copies of recorded tensors; others of floating-point numbers are empty, of integers random."""
+        recorded = copy.deepcopy(dict(self.recorded))
+        texts = {name: values[0] for name, values in self.given.items() if name not in {*recorded, *chosen}}
+        found = {name: value_of(name, text) for name, text in texts.items()}
+        found |= {**recorded, **self.configuration, **chosen}
         for name, compute in self.computed.items():
             if name not in found:
                 found[name] = compute({**self._defaults, **found})
@@ -99,6 +107,7 @@ def find(target: str) -> tuple[Path, ModuleType, Any]:
     file, _, name = target.partition("::")
     module = load_file(Path(file), partly=True)
     kernels = kernels_of(module)
+    kernels = {**{jit_function(kernel).__name__: kernel for kernel in kernels.values()}, **kernels}
     if name not in kernels:
         raise OfflineError(f"{file} has no kernel {name!r}; it has {', '.join(kernels) or 'none: @triton.jit is missing'}")
     return Path(file), module, kernels[name]
@@ -115,20 +124,11 @@ def parse(target: str, given: Sequence[str], grid: str | None) -> list[KernelCal
     Raises:
         OfflineError: a part of it is missing or wrong.
     """
+    if is_recording(target):
+        return _replayed(target, given, grid)
     path, module, decorated = find(target)
     kernel, computed = jit_function(decorated), heuristics(decorated)
-    name = kernel.__name__
-    values: dict[str, list[str]] = {}
-    for text in given:
-        key, equals, value = text.partition("=")
-        if not equals or not key.isidentifier():
-            raise OfflineError(f"{text!r} is no argument; {FORMS}")
-        values[key] = value.split(",")
-        if len(values[key]) > 1 and ":" in value:
-            raise OfflineError(f"{key} is {value!r}: a tensor has one size; axes are joined by x, as in fp32:300x777")
-    unknown = set(values) - set(kernel.arg_names)
-    if unknown:
-        raise OfflineError(f"kernel {name} has no argument {min(unknown)}; it has {', '.join(kernel.arg_names)}")
+    name, values = kernel.__name__, _values(kernel, given)
     found = [sizes for sizes in configurations(decorated) if not sizes.keys() & values.keys()] or [{}]
     missing = [each.name for each in kernel.params if not each.has_default]
     missing = [each for each in missing if each not in values and each not in found[0] and each not in computed]
@@ -146,6 +146,70 @@ def parse(target: str, given: Sequence[str], grid: str | None) -> list[KernelCal
     for call in calls:  # so that a mistake is reported before anything runs
         call.programs(call.arguments(), chip)
         call.choices()
+    return calls
+
+
+def _values(kernel: Any, given: Sequence[str]) -> dict[str, list[str]]:
+    """The values of arguments as they are written."""
+    values: dict[str, list[str]] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals or not key.isidentifier():
+            raise OfflineError(f"{text!r} is no argument; {FORMS}")
+        values[key] = value.split(",")
+        if len(values[key]) > 1 and ":" in value:
+            raise OfflineError(f"{key} is {value!r}: a tensor has one size; axes are joined by x, as in fp32:300x777")
+    unknown = set(values) - set(kernel.arg_names)
+    if unknown:
+        name = kernel.__name__
+        raise OfflineError(f"kernel {name} has no argument {min(unknown)}; it has {', '.join(kernel.arg_names)}")
+    return values
+
+
+def is_recording(target: str) -> bool:
+    """Whether a target is `FILE` or `FILE::LAUNCH` with a file of recorded launches."""
+    path = Path(target.partition("::")[0])
+    return path.suffix != ".py" and path.is_file()
+
+
+def save(path: Path, calls: Sequence[KernelCall]) -> None:
+    """Write launches of kernels to a file, which is a target of commands: `FILE`, `FILE::KERNEL`, `FILE::NUMBER`."""
+    import torch
+
+    kept = [
+        {
+            "file": str(call.path.absolute()),
+            "kernel": call.kernel.__name__,
+            **{name: getattr(call, name) for name in ("given", "grid", "configuration", "recorded")},
+        }
+        for call in calls
+    ]
+    torch.save(kept, path)
+
+
+def _replayed(target: str, given: Sequence[str], grid: str | None) -> list[KernelCall]:
+    """The recorded launches that a target names: all, the one of a number, or the first of a kernel."""
+    import pickle
+
+    import torch
+
+    path, _, wanted = target.partition("::")
+    try:
+        kept = torch.load(path, weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise OfflineError(f"{path} is no file that npu-offline run --record has written: {error}") from None
+    found = [each for number, each in enumerate(kept) if wanted in ("", str(number), each["kernel"])]
+    if not found:
+        names = ", ".join(f"{number} ({each['kernel']})" for number, each in enumerate(kept))
+        raise OfflineError(f"{path} has no launch {wanted!r}; it has {names or 'none'}")
+    calls = []
+    for each in found[:1] if wanted else found:
+        file, module, decorated = find(f"{each['file']}::{each['kernel']}")
+        kernel = jit_function(decorated)
+        values = _values(kernel, given)
+        recorded = {name: tensor for name, tensor in each["recorded"].items() if name not in values}
+        about = {**each["given"], **values}, grid or each["grid"], vars(module), each["configuration"]
+        calls.append(KernelCall(file, kernel, *about, recorded=recorded))
     return calls
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
-import importlib.machinery
 import linecache
 import os
 import runpy
@@ -25,9 +23,8 @@ from torch.overrides import TorchFunctionMode
 from ..errors import OfflineError, UnsupportedError
 from ..execute.emulation import emulate
 from ..launches import Emulation
-from .absent import imported, later_names
+from .absent import imported, later_names, torch_npu_stand_in
 from .execution import MADE_EMPTY
-from .stopped import said_of
 
 _DEVICES = ("cuda", "npu")
 _UB_BITS = "ASCEND_UB_CAPACITY_BITS"  # libraries look for the size of the Unified Buffer there
@@ -106,32 +103,12 @@ def npu_on_cpu(soc: str, *, toolchain: str | None = None) -> Iterator[Emulation]
 
 
 @contextlib.contextmanager
-def refusals() -> Iterator[dict[str, str]]:
-    """Until the block ends, kernels that did not launch, and why, by name: also where the program goes on without them."""
-    from triton.runtime.jit import JITFunction
-
-    launch, found = JITFunction.run, dict[str, str]()
-
-    def noted(kernel: Any, *arguments: Any, **options: Any) -> Any:
-        try:
-            return launch(kernel, *arguments, **options)
-        except Exception as error:
-            found[kernel.fn.__name__] = said_of(error)
-            raise
-
-    with mock.patch.object(JITFunction, "run", noted):
-        yield found
-
-
-@contextlib.contextmanager
 def _modules(soc: str) -> Iterator[None]:
     with contextlib.suppress(RuntimeError):  # it has that name, where this ran before
         torch.utils.rename_privateuse1_backend("npu")
     npu = _npu(soc)
-    torch_npu = types.ModuleType("torch_npu")
+    torch_npu = torch_npu_stand_in()
     torch_npu.npu = npu  # type: ignore[attr-defined]
-    torch_npu.__getattr__ = _fused  # type: ignore[method-assign]
-    torch_npu.__spec__ = importlib.machinery.ModuleSpec("torch_npu", None)
     with (
         mock.patch.dict(os.environ, {_UB_BITS: str(8 * npu_tiling.soc(soc).ub_bytes)}),
         mock.patch.object(torch, "npu", npu, create=True),
@@ -145,19 +122,6 @@ def _modules(soc: str) -> Iterator[None]:
         mock.patch.object(torch.Tensor, "npu", lambda tensor, *_, **__: tensor, create=True),
     ):
         yield
-
-
-def _fused(name: str) -> Callable[..., None]:
-    """An operator of torch_npu's: programs import it, and here it cannot run."""
-    if name.startswith("__"):
-        raise AttributeError(name)
-
-    def operator(*_: object, **__: object) -> None:
-        raise UnsupportedError(
-            f"torch_npu.{name} runs an operator of CANN's, not a Triton kernel: take another way in the program"
-        )
-
-    return operator
 
 
 def _not_compiled(model: Any = None, **options: Any) -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ..errors import UnsupportedError, ours, reason_of
+from ..module.places import Place
 
 _NOT_THEIRS = (sysconfig.get_path("purelib"), str(Path(__file__).parents[1]))
 
@@ -47,8 +48,8 @@ def said_of(error: BaseException) -> str:
         return f"Triton refuses the kernel: {reason}{hint}\n{source}{caret}".rstrip()
     error = _wrapped(error) or error
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_NOT_THEIRS)]
-    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"
+    places = (Place(frame.filename, frame.lineno or 0, (frame.colno or 0) + 1) for frame in frames[-1:])
+    return f"{type(error).__name__}: {error}{''.join(f' ({place})' for place in places)}"
 
 
 def is_refusal(error: BaseException | None) -> bool:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import OfflineError
 from .options import add_limit, add_target, soc_name
-from .output import new_console
+from .output import new_console, print_line
 
 if TYPE_CHECKING:
     from . import Subparsers
@@ -17,36 +16,34 @@ _SAID = {0: "nothing wrong", 1: "findings", 2: "not run"}  # by exit status
 _MOST = 2  # of the statuses that are said
 
 
-def add_parser(commands: Subparsers, parse: Callable[[Sequence[str]], argparse.Namespace]) -> None:
-    """Add `all` to the command line.
-
-    Args:
-        commands: of the command line.
-        parse: parses the words of another command.
-    """
+def add_parser(commands: Subparsers) -> None:
+    """Add `all` to the command line."""
     parser = commands.add_parser("all", help="run, check, lint and time of one kernel, with one start")
     add_target(parser)
     parser.add_argument("--soc", default="Ascend910B4", type=soc_name, metavar="NAME", help="a chip (%(default)s)")
     parser.add_argument("--expect", action="append", default=[], metavar="NAME=EXPRESSION", help="as `run` takes it")
     add_limit(parser)
-    parser.set_defaults(run=lambda options: _run(options, parse))
+    parser.set_defaults(run=_run)
 
 
-def _run(options: argparse.Namespace, parse: Callable[[Sequence[str]], argparse.Namespace]) -> int:
+def _run(options: argparse.Namespace) -> int:
     console = new_console()
     about = [str(options.target), *options.given, "--soc", options.soc]
     about += ["--grid", options.grid] if options.grid is not None else []
     expected = [word for text in options.expect for word in ("--expect", text)]
     statuses: dict[str, int] = {}
+    said: dict[str, str] = {}
     for command, more in (("run", expected), ("check", []), ("lint", []), ("time", [])):
         console.rule(command)
-        chosen = parse([command, *about, *more])
+        chosen = options.parse([command, *about, *more])
         try:
             statuses[command] = int(chosen.run(chosen))
+            said[command] = getattr(chosen, "verdict", "")
         except OfflineError as error:
             console.print(str(error), markup=False)
             statuses[command] = _MOST
     console.rule()
-    console.print("; ".join(f"{command}: {_SAID[status]}" for command, status in statuses.items()), markup=False)
+    line = "; ".join(f"{command}: {said.get(command) or _SAID[status]}" for command, status in statuses.items())
+    print_line(console, line)
     found = set(statuses.values())
     return 1 if 1 in found else max(found)

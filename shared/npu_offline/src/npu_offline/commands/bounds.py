@@ -12,7 +12,8 @@ from rich.table import Table
 
 from ..check.bounded import FORMS, subject_of
 from ..errors import OfflineError
-from .output import new_console, progress
+from ..toolchain.compilation import front_end_of
+from .output import new_console, print_finding, print_line, progress
 
 if TYPE_CHECKING:
     from ..bounds.proof import Counterexample, Verdict
@@ -51,11 +52,16 @@ def _run(options: argparse.Namespace) -> int:
     if not verdicts:
         raise OfflineError("the kernel accesses no memory")
     console.print(_table(verdicts))
+    wrong = [verdict for verdict in verdicts if verdict.kind not in ("proved", "refused")]
+    ttir = {subject.record.name: front_end_of(subject.record)[1]} if wrong else {}
+    for text in dict.fromkeys(f"{_what(each)} ({each.access.place}) {each.kind} {_said(each)}" for each in wrong):
+        print_finding(console, text, ttir)
     for line in dict.fromkeys(_runs(options, subject, verdicts)):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print_line(console, line)
     kinds = [verdict.kind for verdict in verdicts]
-    wrong, refused = len([kind for kind in kinds if kind not in ("proved", "refused")]), kinds.count("refused")
-    console.print(f"{len(kinds)} accesses: {kinds.count('proved')} proved, {wrong} wrong, {refused} refused", markup=False)
+    refused = kinds.count("refused")
+    said = f"{len(kinds)} accesses: {kinds.count('proved')} proved, {len(wrong)} wrong, {refused} refused"
+    console.print(said, markup=False)
     return 1 if wrong else 2 if refused else 0
 
 
@@ -77,7 +83,7 @@ def _table(verdicts: Sequence[Verdict]) -> Table:
     rows: dict[tuple[str, ...], int] = {}
     for verdict in verdicts:
         access = verdict.access
-        what = f"{access.kind} {access.argument}".strip()
+        what = _what(verdict)
         text = escape(" ".join([verdict.kind, _said(verdict)]).strip())
         colour = colours.get(verdict.kind, "red")
         row = what, access.place, f"[{colour}]{text}[/{colour}]"
@@ -86,6 +92,10 @@ def _table(verdicts: Sequence[Verdict]) -> Table:
     for (what, place, text), count in rows.items():
         table.add_row(f"{what} ({count} times)" if count > 1 else what, place, text)
     return table
+
+
+def _what(verdict: Verdict) -> str:
+    return f"{verdict.access.kind} {verdict.access.argument}".strip()
 
 
 def _said(verdict: Verdict) -> str:

@@ -12,11 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import check
+from ..check.calls import launches_of
+from ..check.compilation import largest_that_fit
 from ..errors import OfflineError
 from ..toolchain import compilers as toolchains
 from . import execution_report
 from .options import add_limit, add_target, soc_name
-from .output import new_console, progress, write_json
+from .output import new_console, print_finding, progress, write_json
 
 if TYPE_CHECKING:
     from ..check.execution import Executed
@@ -63,15 +65,18 @@ def _run(options: argparse.Namespace) -> int:
     console.print(_table(results, executed))
     failures = [result for result in results if not result.ok]
     wrong = [(call, kernel, finding) for call in executed for kernel, finding in call.findings]
+    kernels = {result.job.kernel: result.job.ttir for result in reversed(results)}
     for call, kernel, finding in wrong:
-        console.print(f"{kernel} {_level(call)}, {call.label}: {finding}", markup=False)
+        print_finding(console, f"{kernel} {_level(call)}, {call.label}: {finding}", kernels)
     partial = [call for call in executed if call.problem]
     for call in partial:
         console.print(f"{_level(call)}, {call.label}: not executed: {call.problem}", markup=False)
     for label, problem in refused.items():
         console.print(f"{label}: refused: {problem}", markup=False)
     for line in _refusals(failures):
-        console.print(line, markup=False)
+        print_finding(console, line, kernels)
+    for line in _too_large(failures, calls):
+        print_finding(console, line, kernels)
     vector_functions = sorted({result.job.soc for result in results if toolchains.is_a5(result.job.soc)})
     if vector_functions and not options.compile_only:
         what = f"the emulation has no vector functions of {', '.join(vector_functions)}"
@@ -102,6 +107,21 @@ def _refusals(failures: Sequence[check.Result]) -> Iterator[str]:
     for (kernel, toolchain, _), (first, *others) in alike.items():
         more = f" and {len(others)} more" if others else ""
         yield f"{kernel} {first.job.soc}{more} {toolchain}: {first.problem}"
+
+
+def _too_large(failures: Sequence[check.Result], calls: Sequence[check.Call]) -> Iterator[str]:
+    """Kernels that do not fit, and what would: once for all chips and toolchains of which the same is said."""
+    alike: dict[tuple[object, ...], list[check.Result]] = {}
+    for result in failures:
+        if result.report is not None:
+            alike.setdefault((result.job.kernel, result.job.tile, result.report.message), []).append(result)
+    for (kernel, tile, message), (first, *_) in alike.items():
+        job = first.job
+        records = (
+            record for record in launches_of(calls, job.soc) if check.describe(record)[:3] == (kernel, tile, job.ttir)
+        )
+        fitting = largest_that_fit(next(records), job.soc, job.toolchain)
+        yield f"{kernel} {tile} does not fit {job.soc} ({job.toolchain}): {message}{fitting and f'; {fitting}'}"
 
 
 def _level(call: Executed) -> str:

@@ -15,7 +15,7 @@ from ..errors import OfflineError
 from ..lint import RULES
 from ..toolchain import compilers as toolchains
 from .options import add_target, soc_name
-from .output import new_console, progress, write_json
+from .output import new_console, print_finding, progress, write_json
 
 if TYPE_CHECKING:
     from . import Subparsers
@@ -54,6 +54,9 @@ def _run(options: argparse.Namespace) -> int:
     everything = not (options.soc or options.toolchain or options.call or package.refused)
     useless = unused(package, examined) if everything else []  # a part of the launches may need fewer
     console.print(table(examined))
+    kernels = {each.subject.kernel: each.subject.ttir for each in reversed(examined)}
+    for text in dict.fromkeys(f"{each.kernel}: {each.rule}: {each.message}" for one in examined for each in one.findings):
+        print_finding(console, text, kernels)
     for problem in sorted({f"{each.subject.kernel}: {each.problem}" for each in examined if each.problem}):
         console.print(problem, markup=False)
     for label, problem in package.refused.items():

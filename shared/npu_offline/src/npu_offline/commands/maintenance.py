@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from . import Subparsers
 
 
-def add_parsers(commands: Subparsers) -> None:
+def add_parser(commands: Subparsers) -> None:
     """Add both commands to the command line."""
     doctor_parser = commands.add_parser("doctor", help="what is wrong with this installation, and the commands that mend it")
     doctor_parser.set_defaults(run=_doctor)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import difflib
 from pathlib import Path
-from typing import TypedDict, get_args
+from typing import TYPE_CHECKING, TypedDict, get_args
 
 import npu_tiling
 
 from ..check.values import FORMS
-from ..timing.traffic import L2State
 from ..toolchain import compilers as toolchains
+
+if TYPE_CHECKING:
+    from ..timing.traffic import L2State
 
 _GIGA = 1e9
 
@@ -30,7 +32,7 @@ def add_target(parser: argparse.ArgumentParser, *, or_script: bool = False) -> N
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = f"{FORMS}\n\nexample: npu-offline {{}} softmax.py::softmax x=fp32:512x1000 n=1000 --grid 512"
     parser.epilog = parser.epilog.format(parser.prog.split()[-1])
-    target = "FILE::KERNEL, a FILE with calls(), or a folder with tests/ascend_calls.py"
+    target = "FILE::KERNEL, a FILE with calls(), a folder with tests/ascend_calls.py, or RECORD::KERNEL of `run --record`"
     if or_script:
         target += "; or none, and a program: -- python FILE ..."
     parser.add_argument("target", type=Path, nargs="?" if or_script else None, metavar="TARGET", help=target)
@@ -57,6 +59,8 @@ def seconds(text: str) -> float:
 
 def add_what_to_time(parser: argparse.ArgumentParser) -> None:
     """What to time, one chip and toolchain that its launches are predicted for, and which of its calls."""
+    from ..timing.traffic import L2State
+
     add_target(parser)
     parser.add_argument(
         "--soc",

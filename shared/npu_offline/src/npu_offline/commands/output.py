@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.progress import track
 
 from ..errors import OfflineError
+from ..module.places import located
 
 _T = TypeVar("_T")
 
@@ -20,6 +22,23 @@ def new_console() -> Console:
     """The terminal, or 180 columns for a file or a pipe."""
     console = Console()
     return console if console.is_terminal else Console(width=180)
+
+
+def print_finding(console: Console, message: str, kernels: Mapping[str, str]) -> None:
+    """Print a message about one of some kernels as editors read it, `FILE:LINE:COLUMN: message`, not broken into lines.
+
+    Args:
+        console: where.
+        message: of the first kernel that it names.
+        kernels: TTIR by name.
+    """
+    named = [name for name in kernels if re.search(rf"\b{re.escape(name)}\b", message)] or list(kernels)
+    print_line(console, located(message, kernels[named[0]]) if named else message)
+
+
+def print_line(console: Console, text: str) -> None:
+    """Print a text as it is."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def progress(items: Iterable[_T], what: str, total: int, console: Console) -> Iterable[_T]:

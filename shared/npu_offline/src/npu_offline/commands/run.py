@@ -14,10 +14,10 @@ from rich.table import Table
 
 from .. import check
 from ..errors import OfflineError
-from ..launches import Launch, Ledger, Traffic
+from ..launches import Launch, LaunchRecord, Ledger, Traffic
 from ..toolchain import compilers as toolchains
 from .options import add_limit, add_target, soc_name
-from .output import new_console, new_folder, write_json, writing_to
+from .output import new_console, new_folder, print_finding, write_json, writing_to
 from .script import run_script
 
 if TYPE_CHECKING:
@@ -48,6 +48,9 @@ def add_parser(commands: Subparsers) -> None:
         metavar="FOLDER",
         help="write pictures of the Unified Buffer over time there: a page, and a PNG file for each launch",
     )
+    parser.add_argument(
+        "--record", type=Path, metavar="FILE", help="of a program, write the first launch of each kernel and tile: a TARGET"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write verdicts and what each level computed there too")
     add_limit(parser)
     parser.set_defaults(run=_run, script=[])
@@ -58,11 +61,14 @@ def _run(options: argparse.Namespace) -> int:
         return run_script(options)
     if options.target is None:
         raise OfflineError("TARGET is missing: FILE::KERNEL, a FILE with calls(), a folder, or -- python FILE ...")
+    if options.record:
+        raise OfflineError("--record is for a program: npu-offline run --record FILE -- python FILE ...")
     from ..check import kernel_file, run_calls
+    from ..check.calls import launches_of, ttir_of
     from ..check.execution import LINALG, MEANING
 
     console = new_console()
-    if "::" in str(options.target):
+    if "::" in str(options.target) or kernel_file.is_recording(str(options.target)):
         found = kernel_file.parse(str(options.target), options.given, options.grid)
         runs = [(call.label, run_calls.compared(call, options.expect, options.rtol, options.atol)) for call in found]
     elif options.expect:
@@ -76,6 +82,7 @@ def _run(options: argparse.Namespace) -> int:
         versions = []  # final modules of its vector functions cannot be run here
     asked = {LINALG} if options.linalg_only else set(options.toolchain or (LINALG, *versions))
     written: list[dict[str, object]] = []
+    judged: list[Verdict] = []
     good, unrun = True, [f"final modules, {version}" for version in sorted(asked - {LINALG, *versions})]
     for label, functions in runs:
         console.print(label, markup=False, highlight=False)
@@ -83,15 +90,22 @@ def _run(options: argparse.Namespace) -> int:
         console.print(_levels(outcomes))
         if outcomes[1].launches:
             console.print(_bytes(outcomes[1].launches))
-        verdicts = list(_verdicts(label, functions, outcomes, options))
+        call = (label, next(iter(functions.values())))
+        records = functools.cache(functools.partial(launches_of, [call], options.soc, {}))
+        verdicts = list(_verdicts(label, functions, outcomes, records, options))
+        judged += verdicts
         for verdict in verdicts:
-            console.print(str(verdict), markup=False)
+            if verdict.culprit:
+                print_finding(console, str(verdict), ttir_of(records()))
+            else:
+                console.print(str(verdict), markup=False)
             good = good and not verdict.culprit
         written.append(
             {"call": label, "verdicts": list(map(dataclasses.asdict, verdicts)), "levels": list(map(_as_json, outcomes))}
         )
         good = good and all(outcome.ok for outcome in outcomes)
         unrun += [f"{label}, {_level(outcome)}" for outcome in outcomes if outcome.refused and outcome.level in asked]
+    options.verdict = "; ".join(dict.fromkeys(verdict.short for verdict in judged))
     if options.json:
         write_json("--json", options.json, {"calls": written, "unrun": unrun})
     if options.picture:
@@ -107,14 +121,16 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _verdicts(
-    label: str, functions: Mapping[str, Callable[[], object]], outcomes: Sequence[Outcome], options: argparse.Namespace
+    label: str,
+    functions: Mapping[str, Callable[[], object]],
+    outcomes: Sequence[Outcome],
+    records: Callable[[], Sequence[LaunchRecord]],
+    options: argparse.Namespace,
 ) -> Iterator[Verdict]:
     """Whose fault it is."""
     from ..check import run_calls
-    from ..check.calls import launches_of
+    from ..check.compilation import largest_that_fit
     from ..check.culprit import signs_in, verdicts_of
-
-    records = functools.cache(lambda: launches_of([(label, next(iter(functions.values())))], options.soc))
 
     def signs(version: str) -> dict[int, str]:
         found: dict[int, str] = {}
@@ -125,7 +141,11 @@ def _verdicts(
     def again(numbers: str, level: str) -> Outcome:
         return run_calls.run_whole(label, functions[numbers], options.soc, level)
 
-    yield from verdicts_of(outcomes, functools.cache(signs), again, expected=bool(options.expect))
+    def fitting(version: str) -> str:
+        found = dict.fromkeys(largest_that_fit(record, options.soc, version) for record in records())
+        return "".join(f"; {text}" for text in found if text)
+
+    yield from verdicts_of(outcomes, functools.cache(signs), again, fitting, expected=bool(options.expect))
 
 
 def _draw(

@@ -139,10 +139,10 @@ def _outcome(case: Case, variant: str, level: str, kernel: Any, launch: LaunchRe
 def _described(case: Case, variant: str, launch: LaunchRecord, level: str) -> tuple[str, str, tuple[int, ...]]:
     """Of a wrong kernel its pattern, the instructions of its module, and the faults that lint finds in it."""
     compiled = Compiled(subject_of(launch, SOC, DEFAULT if level == FRONT_END else level))
-    line = f"line {1 + [text.strip()[:4] for text in case.source(variant).splitlines()].index('y = ')})"
+    line = f".py:{1 + [text.strip()[:4] for text in case.source(variant).splitlines()].index('y = ')}:"
     reductions = [op for op, _ in compiled.triton if name_of(op) in ("tt.reduce", "tt.scan")]
     inside = {op for reduction in reductions for op in reduction.walk()}
-    used = (name_of(op) for op, place in compiled.triton if place.endswith(line) or op in inside)
+    used = (name_of(op) for op, place in compiled.triton if line in place or op in inside)
     names = dict.fromkeys(name for name in used if name not in _BESIDE)
     kind = "truth values" if case.dtype == "int1" else case.dtype.rstrip("0123456789").removeprefix("b")
     pattern = f"{FRONT_END if level == FRONT_END else 'module'}: {' '.join(names)} of {kind}"

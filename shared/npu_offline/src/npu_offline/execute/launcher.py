@@ -256,10 +256,10 @@ class Launcher:
             first = _COUNTERS * position
             if emulation.ledgers:
                 ledgers[name] = _ledger(counters[first + _TRAFFIC : first + _COUNTERS])
-        of_checks: dict[str, Any] = {}
+        of_checks: dict[str, Any] = {"ttir": self._kernel_source.text} if notes else {}
         if emulation.checks:
             unissued = [f"{name}#{i}" for i, name in enumerate(binary.instructions) if not issued[i]]
-            of_checks = {"compared": bool(binary.beside), "instructions": len(issued), "unissued": unissued}
+            of_checks |= {"compared": bool(binary.beside), "instructions": len(issued), "unissued": unissued}
             of_checks["accesses"] = _accesses(accesses, binary)
         name, types, constants = self._arguments.name, self._arguments.types, self._arguments.constants
         arguments = traffic_of()

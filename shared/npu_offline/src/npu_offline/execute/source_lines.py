@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable
-from pathlib import Path
 
 from ..launches import RESERVED, LaunchRecord
 from ..module.places import places_of
@@ -19,11 +17,15 @@ _ASSIGNED = re.compile(r"\s*(%\w+)(?::\d+)? = (?:\w|\.)+(.*)")
 _CARRIED = re.compile(r"(%\w+) = (%\w+)(?:#\d+)?")
 _POINTER = re.compile(r"!tt\.ptr|: <tensor")  # the types of pointers, and of block pointers that are made or moved
 _PLACE = re.compile(r"loc\((#loc\d*)\)\s*$")
-_MOST = 4  # lines that are named
+_MOST = 4  # places that are named
 
 
 class KernelSource:
-    """What the TTIR of a kernel says of its accesses; nothing where Triton makes no TTIR of it."""
+    """What the TTIR of a kernel says of its accesses; nothing where Triton makes no TTIR of it.
+
+    Attributes:
+        text: the TTIR.
+    """
 
     def __init__(self, record: LaunchRecord) -> None:
         """
@@ -32,23 +34,20 @@ class KernelSource:
         """
         self._names = [name for name in record.signature if name not in record.constants]
         try:
-            _, self._text, self._linalg = front_end_of(record)
+            _, self.text, self._linalg = front_end_of(record)
         except Exception:
-            self._text = self._linalg = ""
+            self.text = self._linalg = ""
 
     def lines(self, argument: str, access: int) -> str:
-        """Where the kernel accesses an argument: "kernels.py, line 27", or several lines; nothing where that is not known.
+        """Where the kernel accesses an argument: "kernels.py:27:9", or several places; nothing where that is not known.
 
         Args:
             argument: a pointer's name.
             access: `LOAD`, `STORE` or `UPDATE`.
         """
-        places = places_of(self._text)
-        found = {places.get(place, ("", 0)) for place in map(_place, self._accesses(argument, access))} - {("", 0)}
-        files: dict[str, list[int]] = defaultdict(list)
-        for file, line in sorted(found):
-            files[file].append(line)
-        return "; ".join(f"{Path(file).name}, {_listed(lines)}" for file, lines in files.items())
+        places = places_of(self.text)
+        found = {str(places.get(place, "")) for place in map(_place, self._accesses(argument, access))} - {""}
+        return _listed(sorted(found, key=lambda place: (place.partition(":")[0], *map(int, place.split(":")[1:]))))
 
     def has_mask(self, argument: str, access: int) -> bool:
         """Whether every access of the kernel to an argument has a mask."""
@@ -67,10 +66,10 @@ class KernelSource:
 
     def swaps(self) -> bool:
         """Whether the kernel has a compare-and-swap."""
-        return "tt.atomic_cas" in self._text
+        return "tt.atomic_cas" in self.text
 
     def _accesses(self, argument: str, access: int) -> list[str]:
-        return list(_accesses(self._text, f"%arg{self._names.index(argument)}", access))
+        return list(_accesses(self.text, f"%arg{self._names.index(argument)}", access))
 
 
 def _place(operation: str) -> str:
@@ -82,9 +81,9 @@ def _operands(line: str) -> str:
     return line.partition("tt.")[2].partition(" : ")[0]
 
 
-def _listed(lines: list[int]) -> str:
-    shown = [str(line) for line in lines[:_MOST]] + (["others"] if len(lines) > _MOST else [])
-    return f"line {shown[0]}" if len(shown) == 1 else f"lines {', '.join(shown[:-1])} or {shown[-1]}"
+def _listed(places: list[str]) -> str:
+    shown = places[:_MOST] + (["others"] if len(places) > _MOST else [])
+    return " or ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
 
 
 def _accesses(text: str, pointer: str, access: int) -> Iterable[str]:

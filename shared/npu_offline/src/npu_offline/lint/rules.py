@@ -68,7 +68,7 @@ class Compiled:
 
     @cached_property
     def triton(self) -> list[tuple[Operation, str]]:
-        """The operations of the kernel's TTIR, each with where its source stands: " (kernels.py, line 7)", or nothing."""
+        """The operations of the kernel's TTIR, each with where its source stands: " (kernels.py:7:5)", or nothing."""
         lines = {name: iter(found) for name, found in lines_by_operation(self.subject.ttir).items()}
         places = ((op, next(lines.get(name_of(op), iter(())), "")) for op in self._triton.walk())
         return [(op, f" ({place})" if place else "") for op, place in places]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from triton._C.libtriton import ir
@@ -78,8 +77,8 @@ def _refused_place(ttir: str, options: NPUOptions) -> str:
         except subprocess.CalledProcessError:
             refused = middle
     place = re.search(r"loc\((#loc\d*)\)\s*$", statements[refused - 1][-1]) if statements else None
-    file, line = places_of(ttir).get(place[1], ("", 0)) if place else ("", 0)
-    return f" ({Path(file).name}, line {line}, or what that uses)" if file else ""
+    found = str(places_of(ttir).get(place[1], "")) if place else ""
+    return f" ({found}, or what that uses)" if found else ""
 
 
 def _statements(ttir: str) -> tuple[list[str], list[list[str]], list[str]]:

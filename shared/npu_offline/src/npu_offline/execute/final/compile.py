@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from xdsl.dialects.builtin import ModuleOp
 
-from ...errors import OfflineError, UnsupportedError
+from ...errors import DoesNotFitError, UnsupportedError
 from ...toolchain.compilation import compile_linalg
 from ...toolchain.opt import parse_stage
 from ..native import kept_object, shared_object_of_c
@@ -58,10 +58,10 @@ def final_module(
     """What the compiler makes of Linalg IR, up to hivmc; the arguments are those of `compile_linalg`.
 
     Raises:
-        OfflineError: the kernel does not fit the chip's buffers.
+        DoesNotFitError: the kernel needs more than the chip's buffers.
         CompilationError: the compiler refused it.
     """
     report = compile_linalg(name, "", linalg, options, soc, toolchain, compilation)
     if not report.fits:
-        raise OfflineError(f"kernel {name} does not fit {soc} (toolchain {toolchain}): {report.message}")
+        raise DoesNotFitError(f"kernel {name} does not fit {soc} (toolchain {toolchain}): {report.message}")
     return report.stages["final"]

@@ -137,7 +137,7 @@ class Meaning:
                 execution.chunk(self._kernel, arguments, linear)
 
     def place(self, op: Operation) -> str:
-        """Where an operation stands: "kernels.py, line 7"."""
+        """Where an operation stands: "kernels.py:7:5"."""
         return self._lines.get(op, "")
 
     def function(self, name: str) -> Operation:
