@@ -103,7 +103,7 @@ def test_values_are_those_of_the_first_launch(device, what, npu_refuse):
 
     values("", 0)
     for kind in sorted(
-        {str(decision.tiling.shape) for _, spec in launched if getattr(decision.tiling, "shape", None) is not None}
+        {str(decision.tiling.shape) for _, decision in launched if getattr(decision.tiling, "shape", None) is not None}
     ):
         for count in (1, 2, 3, 100):
             try:

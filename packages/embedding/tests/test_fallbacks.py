@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 
-def kind_of(spec):
+def kind_of(decision):
     return getattr(decision.tiling, "kernel", None)
 
 
@@ -48,8 +48,8 @@ def test_a_compiler_that_needs_more_gets_a_smaller_tile(npu_refuse):
 )
 def test_the_ngram_lookup_hashes_whole_units_of_tokens_in_the_least_tile(npu_refuse, mode, columns):
     _, ran = npu_refuse(
-        lambda _, spec: (
-            kind_of(spec) in (NGRAM, NGRAM_SUM) and (decision.tiling.block_m > 8 or decision.tiling.block_n > columns)
+        lambda _, decision: (
+            kind_of(decision) in (NGRAM, NGRAM_SUM) and (decision.tiling.block_m > 8 or decision.tiling.block_n > columns)
         )
     )
     case = ngrams.make((2, 19), 160, torch.float32, mode=mode)
@@ -61,7 +61,7 @@ def test_the_ngram_lookup_hashes_whole_units_of_tokens_in_the_least_tile(npu_ref
 
 @pytest.mark.parametrize("options", [{}, {"max_norm": 1.0}])
 def test_bags_of_whole_rows_become_bags_row_by_row(npu_refuse, options):
-    _, ran = npu_refuse(lambda _, spec: kind_of(spec) in (BAG_TILES, SPREAD_TILES))
+    _, ran = npu_refuse(lambda _, decision: kind_of(decision) in (BAG_TILES, SPREAD_TILES))
     torch.manual_seed(0)
     module, ids = EmbeddingBag(40, 64, mode="sum", **options), torch.randint(0, 40, (9, 4))
     expected = module(ids)
@@ -71,11 +71,11 @@ def test_bags_of_whole_rows_become_bags_row_by_row(npu_refuse, options):
         (found_gradient,) = torch.autograd.grad(found.square().sum(), module.weight)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(found_gradient, gradient)
-    assert BAGS in [kind_of(spec) for _, spec in ran]
+    assert BAGS in [kind_of(decision) for _, decision in ran]
 
 
 def test_rows_that_no_launch_has_whole_are_normalised_by_pytorch(npu_refuse):
-    npu_refuse(lambda _, spec: decision.constants.get("BLOCK_N", 0) == 64 and kind_of(spec) not in (GATHER, SUMS))
+    npu_refuse(lambda _, decision: decision.constants.get("BLOCK_N", 0) == 64 and kind_of(decision) not in (GATHER, SUMS))
     weight, ids = torch.randn(40, 64, requires_grad=True), torch.randint(0, 40, (9,))
     expected = torch.nn.functional.rms_norm(weight[ids], (64,), eps=1e-3)
     (gradient,) = torch.autograd.grad(expected.square().sum(), weight)
@@ -99,7 +99,7 @@ def test_a_launch_that_has_no_smaller_one_says_which_and_what_to_do(monkeypatch,
     monkeypatch.setattr(launcher.Launcher, "__call__", call)
     monkeypatch.setattr(launcher, "replaced", {})
     weight = torch.randn(64, 32, requires_grad=True)
-    said = r"not even its smallest tile runs: .*Launch\(.* overflows the Unified Buffer .* Take a CANN"
+    said = r"not even its smallest tile runs: .*Tiling\(.* overflows the Unified Buffer .* Take a CANN"
     with npu_offline.emulate("Ascend910B4"), pytest.raises(UnifiedBufferError, match=said) as raised:
         embedding(torch.arange(20000) % 64, weight).sum().backward()
     assert OVERFLOW in str(raised.value.__cause__) or OVERFLOW in str(raised.value.__cause__.__cause__)

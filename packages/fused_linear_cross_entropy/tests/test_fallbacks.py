@@ -55,7 +55,7 @@ def test_a_smaller_tile_gives_the_same_result(kernel, length, npu_refuse):
         kept = torch.bfloat16 if SMALL.items() <= CASES[kernel].items() else None
         losses.check(case, losses.run(case, "cpu"), roundings=2, kept=kept)
     assert len(refused) == TIMES
-    assert len({repr(decision.tiling) for _, spec in refused}) == TIMES
+    assert len({repr(decision.tiling) for _, decision in refused}) == TIMES
     assert kernel in {launch.kernel for launch in emulation.launches}
 
 
