@@ -51,7 +51,7 @@ def test_exported_programs_can_be_saved(npu_place: Place, case: Case) -> None:
             return case.function(*tensors)
 
     dims = tuple(None if dim is None else {dim: torch.export.Dim.DYNAMIC} for dim in case.token_dims())
-    program = torch.export.export(Model(), tuple(case.draw(npu_place.torch).tensors), dynamic_shapes=(dims,))
+    program = torch.export.export(Model(), tuple(case.draw(npu_place.torch).tensors), dynamic_shapes=(dims,), strict=False)
     file = io.BytesIO()
     torch.export.save(program, file)
     file.seek(0)

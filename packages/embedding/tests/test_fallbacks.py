@@ -55,7 +55,7 @@ def test_the_ngram_lookup_hashes_whole_units_of_tokens_in_the_least_tile(npu_ref
     case = ngrams.make((2, 19), 160, torch.float32, mode=mode)
     with npu_offline.emulate("Ascend910B4"):
         ngrams.check(case, ngrams.run(case, "cpu"))
-    tile = ran[0][1].launch
+    tile = ran[0][1].tiling
     assert tile.block_m == 8 and tile.block_n <= columns < 2 * tile.block_n
 
 

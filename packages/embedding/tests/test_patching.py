@@ -130,7 +130,7 @@ def test_a_table_that_became_fp8_is_looked_up_by_torch():
     patch(module)
     module.to(torch.float8_e4m3fn)
     with pytest.warns(UserWarning, match="its weight is torch.float8_e4m3fn, which embedding does not take"):
-        assert torch.equal(module(indices).float(), module.weight[indices].float())
+        assert torch.equal(module(indices).float(), module.weight.float()[indices])
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
