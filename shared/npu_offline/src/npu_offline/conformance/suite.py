@@ -249,9 +249,9 @@ def page(found: Sequence[Outcome], seconds: float) -> str:
     new = {pattern: each for pattern, each in groups(found).items() if not each[0].faults}
     if new:
         lines += ["", "| what is new | of | on |", "|---|---|---|"]
-    for pattern, each in new.items():
-        levels = _all_titled(list(dict.fromkeys(one.level for one in each)))
-        lines.append(f"| {pattern.partition(': ')[2]} | {_by_dtype(one.case.name for one in each)} | {levels} |")
+    for pattern, group in new.items():
+        levels = _all_titled(list(dict.fromkeys(one.level for one in group)))
+        lines.append(f"| {pattern.partition(': ')[2]} | {_by_dtype(one.case.name for one in group)} | {levels} |")
     odd = Counter(one.variant for one in found if one.verdict == "refused" and seen[one.case.name, one.level] != "refused")
     if odd:
         lines += [
