@@ -32,6 +32,7 @@ _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size":
 _ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 16}
 _LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
 _LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_T5 = {"d_model": 64, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 4}
 MODELS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "Llama 1 to 3, Mistral, Ministral 3": [("Llama", {}), ("Mistral", {}), ("Ministral3", {})],
     "Mixtral, OLMoE": [("Mixtral", _LOCAL), ("Olmoe", _EXPERTS)],
@@ -50,6 +51,7 @@ MODELS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("KimiLinear", _EXPERTS),
         ("Mamba2", {"num_heads": 4, "head_dim": 32, "state_size": 8, "n_groups": 1}),
     ],
+    "T5, mT5, UMT5": [(family, _T5) for family in ("T5", "MT5", "UMT5")],
     "Llama 4, Gemma 4": [
         ("Llama4", _LOCAL),
         ("Gemma4", {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 96}),
@@ -59,11 +61,13 @@ MODELS: dict[str, list[tuple[str, dict[str, Any]]]] = {
 
 
 def make(family: str, options: dict[str, Any]) -> torch.nn.Module:
-    """A causal language model without memory."""
+    """A language model without memory."""
     names = (f"{family}TextConfig", f"{family}Config")
     config = next(getattr(transformers, name) for name in names if hasattr(transformers, name))
     with torch.device("meta"):
-        model: torch.nn.Module = getattr(transformers, f"{family}ForCausalLM")(config(**_SIZES, **options))
+        kinds = (f"{family}ForCausalLM", f"{family}ForConditionalGeneration")
+        kind = next(getattr(transformers, name) for name in kinds if hasattr(transformers, name))
+        model: torch.nn.Module = kind(config(**_SIZES, **options))
     return model
 
 

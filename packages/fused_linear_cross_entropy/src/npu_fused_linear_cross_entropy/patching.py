@@ -225,6 +225,9 @@ class _Probe:
         known: Any = type(self._model)
         kind = type(known.__name__, (known,), {"loss_function": loss and staticmethod(loss)})
         twin = self._twin(kind, self._model, self._name.split("."), _Head(self._weight, None, head))
+        if loss is None:  # rows of logits: a bias among the buffers may have any values, and may have none yet
+            buffers = self._model._buffers.items()
+            vars(twin)["_buffers"] = {name: None if each is None else torch.zeros(each.shape) for name, each in buffers}
         names, tokens = names_of(known.forward), self._tokens
         given = {"input_ids": tokens, "decoder_input_ids": tokens, "labels": tokens, "output_router_logits": False}
         given = {name: each for name, each in given.items() if name in names}
