@@ -15,7 +15,7 @@ from npu_fused_linear_cross_entropy import (
 )
 from npu_fused_linear_cross_entropy.call import STATISTICS
 from npu_tiling import device_for
-from npu_tiling.plans import run_once
+from npu_tiling.operators import run_once
 from planned_anew import planned_anew
 
 TOKENS, WIDTH = 64, 16

@@ -6,7 +6,8 @@ import pytest
 import torch
 from npu_fused_linear_cross_entropy import matmul
 from npu_tiling import device_for
-from npu_tiling.plans import Plan, run_once
+from npu_tiling.operators import run_once
+from npu_tiling.plans import Plan
 
 from testing.pairs import all_pairs
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from npu_fused_linear_cross_entropy.call import Needs, Options
 from npu_fused_linear_cross_entropy.decide import Shape, Task, Way, choose
-from npu_fused_linear_cross_entropy.loss.gradients import ScaleTiling
+from npu_fused_linear_cross_entropy.loss.gradients import scale_tiling
 from npu_fused_linear_cross_entropy.tiling import ChunkKernel, ChunkShape, chunk_tiling
 from npu_tiling import SOCS, Device, collectives, soc
 
@@ -108,8 +108,8 @@ def test_smaller_launches_shrink_to_an_end(width):
 
 
 def test_scaling_takes_every_core_and_no_more():
-    assert ScaleTiling(itemsize=2, device=B4).grid(10**9) == 40
-    assert ScaleTiling(itemsize=2, device=H200).grid(1) == 1
+    assert scale_tiling(2, B4).grid(10**9) == 40
+    assert scale_tiling(2, H200).grid(1) == 1
 
 
 @pytest.fixture

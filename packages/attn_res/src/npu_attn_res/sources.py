@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from math import ceil, prod
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from npu_tiling import Device
 from npu_tiling.budget import here, power_of_two
 from npu_tiling.calls import Empty
 from npu_tiling.doctor import version
-from npu_tiling.launch import Tiling
+from npu_tiling.launch import CountTiling
 from npu_tiling.plans import Distance, Given, Plan, Reached, Slot
 from npu_tiling.rows import layout_of
 
@@ -240,22 +239,9 @@ def _fill(p: Plan, table: Slot, entries: Sequence[int | Distance]) -> None:
     For a copy from the host the host would wait, and no graph could capture it.
     """
     name, padded = "table of distances", [*entries, *[0] * (table.shape[0] - len(entries))]
-    p.choose(name, TableTiling(device=p.chip))
+    why = "a table has few entries: one program writes 16 of them"
+    p.choose(name, CountTiling(device=p.chip, blocks=(), warps=1, why=why, decided_at=here()))
     for first in range(0, len(padded), _ENTRIES):
         written = padded[first : first + _ENTRIES]
         sizes = {"first": first} | {f"o_{i}": each for i, each in enumerate(written)}
         p.launch(attn_res_table_kernel, name, 1, reads={}, writes={"p_table": table}, sizes=sizes)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableTiling(Tiling):
-    """One program writes 16 entries of a table of distances."""
-
-    why: ClassVar[str] = "a table has few entries: one program writes 16 of them"
-    decided_at: ClassVar[str] = here()
-
-    device: Device = field(repr=False)
-
-    @property
-    def options(self) -> dict[str, int]:
-        return {"num_warps": 1} if self.device.kind == "cuda" else {}

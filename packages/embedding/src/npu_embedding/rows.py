@@ -14,10 +14,10 @@ from math import ceil
 from typing import Any, NamedTuple
 
 import torch
-from npu_tiling import Block, Device, Tile, fit, footprint, persistent_grid
+from npu_tiling import Block, Device, Tile, fit, footprint
 from npu_tiling.budget import equal_blocks, power_of_two
 from npu_tiling.calls import Empty
-from npu_tiling.launch import Tiling
+from npu_tiling.launch import CountTiling
 from npu_tiling.plans import Plan, Slot
 
 FLOAT, INT8, INT32, INT64 = torch.float32, torch.int8, torch.int32, torch.int64  # pages of kernels import no torch
@@ -80,46 +80,6 @@ class Way(Enum):
 
     def __str__(self) -> str:
         return self.value
-
-
-@dataclass(frozen=True, kw_only=True)
-class CountTiling(Tiling):
-    """Blocks for any number of indices or rows, from which `grid` follows.
-
-    Attributes:
-        device: the chip.
-        blocks: the kernel's `tl.constexpr` that follow from the tiling, by name.
-        per_program: how many rows or numbers a program takes at a time, of one block of columns.
-        column_blocks: how many blocks of columns a row has.
-        warps: warps of a program (CUDA).
-        way: the way to a gradient that it belongs to; empty: to none, or to several.
-        why: the reason for the tile, or for the way.
-        decided_at: file and line.
-    """
-
-    device: Device = field(repr=False)
-    blocks: tuple[tuple[str, int], ...]
-    per_program: int = 1
-    column_blocks: int = 1
-    warps: int = 4
-    way: Way | str = ""
-    why: str
-    decided_at: str
-
-    @property
-    def constants(self) -> dict[str, int]:
-        """The kernel's `tl.constexpr` that follow from the tiling."""
-        return dict(self.blocks)
-
-    @property
-    def options(self) -> dict[str, int]:
-        """Compiler options."""
-        return {"num_warps": self.warps} if self.device.kind == "cuda" else {}
-
-    def grid(self, count: int) -> int:
-        """Programs for so many rows or numbers; on CUDA one for each tile."""
-        tiles = ceil(count / self.per_program) * self.column_blocks
-        return min(tiles, self.device.max_grid) if self.device.kind == "cuda" else persistent_grid(tiles, self.device)
 
 
 @dataclass(frozen=True, eq=False)

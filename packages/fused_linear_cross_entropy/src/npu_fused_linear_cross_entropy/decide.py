@@ -157,7 +157,7 @@ def pitch(columns: int) -> int:
 
 # fp16 sums over tokens are scaled to at most this many times their mean. A mean is at most as large as x, and in a
 # vocabulary of 2^15 as small as x / 2^15 / sqrt(tokens): both are within fp16's range if elements of x are at most 255.
-_MAX_SUM_OVER_MEAN = 256.0
+_MAX_SUM_OVER_MEAN = 256
 _MAX_EXPONENTIAL_COLUMNS = 2**20  # a kernel notes a number for each tile of a row
 _MAX_SORTED_COLUMNS = 2**24  # targets are sorted as fp32 numbers, in which integers up to here are exact
 
@@ -172,21 +172,14 @@ class Way(Enum):
     WHOLE_ROWS = "PyTorch's product writes rows of logits; g takes their place; dx = g W, dW += g^T x"
     EXPONENTIALS = "PyTorch's product writes rows of logits; E takes their place; dx = v (E W), dW += E^T (v x)"
     PRODUCT = "a kernel's product writes rows of E, and no logits; dx = v (E W), dW += E^T (v x)"
-    KEPT_LOGITS = (
-        "PyTorch's product writes some columns of logits; all wait in dW's memory, and become g; dx = g W, dW = g^T x"
-    )
-    KEPT_EXPONENTIALS = (
-        "PyTorch's product writes some columns of logits; all E wait in dW's memory; dx = v (E W), dW = (v E)^T x"
-    )
+    KEPT_LOGITS = "PyTorch's product writes columns of logits; all wait in dW's memory, and become g; dx = g W, dW = g^T x"
+    KEPT_EXPONENTIALS = "PyTorch's product writes columns of logits; all E wait in dW's memory; dx = v (E W), dW = (v E)^T x"
     KEPT_PRODUCT = "a kernel's product writes all E into dW's memory, and no logits; dx = v (E W), dW = (v E)^T x"
-    COLUMNS = (
-        "PyTorch's product writes some columns of logits, twice; the second time g takes their place; dx += g W, dW = g^T x"
-    )
+    COLUMNS = "PyTorch's product writes columns of logits, twice; the second time g takes their place; dx += g W, dW = g^T x"
     DISTILLATION = (
         "PyTorch's products write rows of a student's logits and of its teacher's; g takes the student's place; dx = g W,"
         " dW += g^T x"
     )
-
     DISTRIBUTIONS = (
         "PyTorch's product writes logits; a kernel reads what their distributions are; in the backward g takes their place"
     )
@@ -275,9 +268,8 @@ def is_v_times_e(shape: Shape) -> bool:
 
 def saves_a_sweep(shape: Shape) -> bool:
     """Whether a gradient that is known after the row would otherwise be written in a second sweep over whole rows."""
-    if shape.task is not Task.LOSS_AND_GRADIENTS or not is_v_times_e(shape):
-        return False
-    if shape.vocabulary > _MAX_EXPONENTIAL_COLUMNS:
+    fits = shape.vocabulary <= _MAX_EXPONENTIAL_COLUMNS
+    if shape.task is not Task.LOSS_AND_GRADIENTS or not fits or not is_v_times_e(shape):
         return False
     itemsize = shape.logits_dtype.itemsize
     if shape.options.group:  # a second sweep reads logits again; v multiplies sums of dx, in fp32, and x
@@ -376,11 +368,23 @@ def _split(shape: Shape, demand: Demand, agreed: Chunks | None) -> tuple[Chunks,
 def _split_within(
     shape: Shape, demand: Demand, chunk_tokens: int | None, memory_budget: int | None
 ) -> tuple[Chunks, torch.dtype]:
-    limits = (chunk_tokens, memory_budget, shape.device)
+    """The same within these limits.
+
+    Sums are fp32 although the weight is narrower if several chunks of tokens add to them, and a given budget holds them
+    beside the logits. The default budget is for logits alone: sums that take less than it, and less than 600 MiB, come
+    beside it.
+    """
+    parts, exact = split(demand, chunk_tokens, memory_budget, shape.device), statistics_dtype(shape.x_dtype)
     if shape.options.accum_dtype is not None:
-        return split(demand, *limits), shape.options.accum_dtype
-    parts, in_fp32 = split_and_sum(demand, *limits)
-    return parts, statistics_dtype(shape.x_dtype) if in_fp32 or shape.frozen_width else shape.weight_dtype
+        return parts, shape.options.accum_dtype
+    if len(parts.tokens) > 1 and 0 < demand.dweight_bytes < FP32:
+        sums, room = demand.vocabulary * demand.width * FP32, budget_of(memory_budget, shape.device)
+        if sums < (min(room, _MAX_FP32_SUMS) if memory_budget is None else room):
+            left = None if memory_budget is None else memory_budget - sums
+            wide = split(dataclasses.replace(demand, dweight_bytes=FP32), chunk_tokens, left, shape.device)
+            if len(wide.columns) == 1 or wide.kept:
+                return wide, exact
+    return parts, exact if shape.frozen_width else shape.weight_dtype
 
 
 def made(shape: Shape, rule: Rule, parts: Chunks, sum_dtype: torch.dtype) -> LossTiling:
@@ -397,20 +401,13 @@ def made(shape: Shape, rule: Rule, parts: Chunks, sum_dtype: torch.dtype) -> Los
         product_dtype=shape.logits_dtype,
         logits_dtype=shape.x_dtype if multiplies else shape.logits_dtype,
         sum_dtype=sum_dtype,
-        dweight_scale=_scale_of_sums(shape),
+        # Below 1 where gradients are left unfinished: a power of two.
+        dweight_scale=0.5 ** (max(0, shape.tokens - 1) // _MAX_SUM_OVER_MEAN).bit_length() if shape.unfinished else 1.0,
         buffer=tokens * pitch(columns) if stores else 0,
         sums_in_buffer=rule.way is Way.EXPONENTIALS and has_room_for_sums(shape),
         why=rule.why,
         decided_at=rule.decided_at,
     )
-
-
-def _scale_of_sums(shape: Shape) -> float:
-    """The factor of sums that become the weight's gradient: a power of two, below 1 where gradients are left unfinished."""
-    scale = 1.0
-    while shape.unfinished and scale > _MAX_SUM_OVER_MEAN / max(1, shape.tokens):
-        scale /= 2.0
-    return scale
 
 
 # Where chunks end.
@@ -426,7 +423,7 @@ _MIN_CHUNK_SHARE = 0.375  # of T: with fewer tokens, weight traffic costs more t
 _MIN_COLUMNS = 512
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Demand:
     """The memory that a loss asks for, in sizes and bytes.
 
@@ -461,7 +458,7 @@ def wanted_tokens(dweight_bytes: int, device: Device | None) -> int:
         ratio = device.matrix_flops / device.bandwidth
     # A product without a gradient reads each weight once, for 2 T operations; one that adds to the weight's gradient reads
     # and writes an element for them.
-    return rounded(_OVERLAP * ratio * (dweight_bytes or 1))
+    return max(1, round(_OVERLAP * ratio * (dweight_bytes or 1) / UNIT)) * UNIT
 
 
 def split(demand: Demand, chunk_tokens: int | None, memory_budget: int | None, device: Device | None) -> Chunks:
@@ -512,26 +509,6 @@ def _columns(demand: Demand, budget: int, chunk_tokens: int | None, needed: str)
     columns_at_a_time = equally(demand.vocabulary, longest)
     why = f"{_mib(budget)} hold {budget // _row_bytes(demand)} whole rows of logits, {needed}"
     return Chunks(tokens=chunks, columns=columns_at_a_time, why=why)
-
-
-def split_and_sum(
-    demand: Demand, chunk_tokens: int | None, memory_budget: int | None, device: Device | None
-) -> tuple[Chunks, bool]:
-    """Chunks as from `split`, and whether the weight's gradient is summed in fp32 although its dtype is narrower.
-
-    It is if several chunks of tokens add to it, and a given budget holds fp32 sums and logits together. The default budget
-    is for logits alone: sums that take less than it, and less than 600 MiB, come beside it.
-    """
-    narrow = split(demand, chunk_tokens, memory_budget, device)
-    if len(narrow.tokens) > 1 and 0 < demand.dweight_bytes < FP32:
-        sums = demand.vocabulary * demand.width * FP32
-        left = None if memory_budget is None else memory_budget - sums
-        room = budget_of(memory_budget, device)
-        if sums < (min(room, _MAX_FP32_SUMS) if memory_budget is None else room):
-            wide = split(dataclasses.replace(demand, dweight_bytes=FP32), chunk_tokens, left, device)
-            if len(wide.columns) == 1 or wide.kept:
-                return wide, True
-    return narrow, False
 
 
 def _row_bytes(demand: Demand) -> int:
@@ -589,14 +566,10 @@ def of_logits(shape: Shape) -> Demand:
     dtype, exact, logits = shape.x_dtype, statistics_dtype(shape.x_dtype), shape.logits_dtype
     once = shape.device is not None and shape.is_row_factor_times_exponentials
     sums = exact.itemsize if shape.needs.dx and logits != dtype else 0
-    return Demand(
-        tokens=shape.tokens,
-        width=shape.width,
-        vocabulary=shape.vocabulary,
+    return _demand(
+        shape,
         logit_bytes=logits.itemsize,
-        dweight_bytes=dweight_bytes(shape),
         dx=shape.needs.dx and dtype.itemsize < exact.itemsize,
-        kept_bytes=_kept_bytes(shape),
         scaled_bytes=shape.width * (dtype.itemsize + sums) if once and not has_room_for_sums(shape) else 0,
     )
 
@@ -608,14 +581,10 @@ def of_product(shape: Shape) -> Demand:
     is_stored = needs.dx or needs.dweight
     sums = exact.itemsize if needs.dx and shape.logits_dtype != dtype else 0
     tiles = ProductTiling(width=shape.width, device=shape.device).column_tiles(shape.vocabulary)
-    return Demand(
-        tokens=shape.tokens,
-        width=shape.width,
-        vocabulary=shape.vocabulary,
+    return _demand(
+        shape,
         logit_bytes=dtype.itemsize if is_stored else 0,
-        dweight_bytes=dweight_bytes(shape),
         dx=needs.dx,
-        kept_bytes=_kept_bytes(shape),
         scaled_bytes=shape.width * (dtype.itemsize + sums) if is_stored else 0,
         sum_bytes=(tiles + _ROW_NUMBERS) * exact.itemsize,
         length_factor=2,
@@ -630,16 +599,16 @@ def has_room_for_sums(shape: Shape) -> bool:
 
 def dweight_bytes(shape: Shape) -> int:
     """Bytes of an element of the weight's gradient, 0 if there is none; an adapter's is small, and does not count."""
-    return (
-        (shape.options.accum_dtype or shape.weight_dtype).itemsize if shape.needs.dweight and not shape.frozen_width else 0
-    )
+    counts = shape.needs.dweight and not shape.frozen_width
+    return (shape.options.accum_dtype or shape.weight_dtype).itemsize if counts else 0
 
 
-def _kept_bytes(shape: Shape) -> int:
-    """Bytes of a logit, or of its exponential, in the memory of the weight's gradient; 0 if none may be there."""
+def _demand(shape: Shape, **others: int) -> Demand:
+    """What demands of both products have."""
     is_last = shape.task is Task.LOSS_AND_GRADIENTS  # a weight_grad holds other gradients
     keeps = is_last and dweight_bytes(shape) and shape.bias_dtype is None and shape.options.shift_invariant
-    return shape.x_dtype.itemsize if keeps else 0
+    kept, sizes = shape.x_dtype.itemsize if keeps else 0, (shape.tokens, shape.width, shape.vocabulary)
+    return Demand(*sizes, dweight_bytes=dweight_bytes(shape), kept_bytes=kept, **others)
 
 
 # Parts of a range: of tokens, and of columns of the vocabulary.
@@ -658,11 +627,6 @@ def joined(parts: tuple[slice, ...], count: int) -> tuple[slice, ...]:
     """Neighbours as one, `count` at a time."""
     groups = (parts[first : first + count] for first in range(0, len(parts), count))
     return tuple(slice(group[0].start, group[-1].stop) for group in groups)
-
-
-def rounded(number: float) -> int:
-    """The nearest multiple of the unit, at least one."""
-    return max(1, round(number / UNIT)) * UNIT
 
 
 def exactly(total: int, length: int) -> tuple[slice, ...]:
@@ -697,15 +661,10 @@ _DISTILLATION_RULE = rule(Way.DISTILLATION, Layout.ROWS, always, "whole rows of 
 _TEMPORARIES = 10  # matrices as a chunk's logits that the arithmetic in PyTorch's operators takes
 
 
+@functools.lru_cache(maxsize=1024)
 def choose_distillation(shape: Shape, teacher_dtype: torch.dtype) -> LossTiling:
     """Chunks of tokens, whose whole rows of logits of both models are in memory."""
-    columns = most_columns(shape.options, shape.vocabulary)
-    return _choose_distillation(shape, teacher_dtype, columns)
-
-
-@functools.lru_cache(maxsize=1024)
-def _choose_distillation(shape: Shape, teacher_dtype: torch.dtype, vocabulary: int) -> LossTiling:
-    """`vocabulary`: columns that each rank has in equal parts."""
+    vocabulary = most_columns(shape.options, shape.vocabulary)
     budget = shape.options.memory_budget or _DISTILLATION_BUDGET["cpu" if shape.device is None else shape.device.kind]
     exact, columns, sum_dtype = statistics_dtype(shape.x_dtype), pitch(vocabulary), shape.options.accum_dtype
     row = columns * (shape.logits_dtype.itemsize + teacher_dtype.itemsize)

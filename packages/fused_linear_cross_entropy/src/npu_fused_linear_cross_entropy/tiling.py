@@ -146,29 +146,10 @@ def chunk_tiling(shape: ChunkShape, device: Device) -> CudaTiling | AscendTiling
     return cuda_tiling(shape, device) if device.kind == "cuda" else ascend_tiling(shape, device)
 
 
-# Tilings of other kernels.
-
-
-class FourWarpTiling(Tiling):
-    """Programs have four warps on CUDA."""
-
-    device: Device
-
-    @property
-    def options(self) -> dict[str, int]:
-        """Compiler options."""
-        return {"num_warps": 4} if self.device.kind == "cuda" else {}
-
-
 def row_block(width: int, longest: Mapping[str, int], device: Device) -> int:
     """Columns of a block of a row; `longest`: by kind of device."""
     most = longest[device.kind]
     return min(most, power_of_two(width)) if device.kind == "cuda" else equal_units(width, most, _UNIT)
-
-
-def all_or_one(device: Device) -> int:
-    """Programs of a core: on CUDA one for each tile."""
-    return ALL_TILES if device.kind == "cuda" else 1
 
 
 # Ascend.
@@ -341,7 +322,6 @@ _NARROW_TERMS = 2048  # terms of a sum below which tiles are narrow
 _ARCH = "sm_90"  # on other GPUs it was not measured
 _ROWS_IN_CACHE = 24 * 2**20  # bytes of x that programs that run together read, of 50 MB of level 2 cache
 _MIN_OPERATIONS = 2e11  # about .3 ms: a shorter product saves less than its launches cost on the host
-_SUM_ROWS, _SUM_TILES = 32, 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -432,35 +412,3 @@ def _is_readable(matrix: Any) -> bool:
     step, next_element = matrix.strides
     apart = next_element == 1 and step >= matrix.shape[1]  # TMA cannot address rows that overlap, as expanded ones do
     return apart and all(count * matrix.dtype.itemsize % ALIGNMENT == 0 for count in (step, matrix.start))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReferencesTiling(Tiling):
-    """A program multiplies one row of x by its target's row of the weight."""
-
-    vocabulary: int
-    width: int
-
-    @property
-    def constants(self) -> dict[str, int]:
-        return {"N": self.vocabulary, "H": self.width, "BLOCK_H": 1024}
-
-    @property
-    def options(self) -> dict[str, int]:
-        return {"num_warps": 4}
-
-
-@dataclass(frozen=True, kw_only=True)
-class SumsTiling(Tiling):
-    """A program adds the sums of 32 rows over all tiles of columns."""
-
-    def grid(self, rows: int) -> int:
-        return ceil(rows / _SUM_ROWS)
-
-    @property
-    def constants(self) -> dict[str, int]:
-        return {"BLOCK_M": _SUM_ROWS, "BLOCK_T": _SUM_TILES}
-
-    @property
-    def options(self) -> dict[str, int]:
-        return {"num_warps": 4}

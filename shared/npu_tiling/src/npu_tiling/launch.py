@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import itertools
 import re
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import methodcaller, or_
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import doctor as installation
-from .budget import GPUResourcesError, TileTooLargeError, UnifiedBufferError
+from .budget import GPUResourcesError, TileTooLargeError, UnifiedBufferError, persistent_grid
 from .direct import DirectCall, Watchers, always_specialised, observe, specialisation, unspecialised
 from .doctor import BY_CANN
 
@@ -67,6 +68,45 @@ class Tiling:
     def smaller(self) -> Any:
         """The next smaller tiling, for a compiler or device that needs more on chip than was declared; None at the end."""
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountTiling(Tiling):
+    """Blocks for any number of rows or numbers, from which `grid` follows.
+
+    Attributes:
+        device: the chip.
+        blocks: the kernel's `tl.constexpr` that follow from the tiling, by name.
+        per_program: how many rows or numbers a program takes at a time, of one block of columns.
+        column_blocks: how many blocks of columns a row has.
+        per_core: programs resident on a core, which stride over tiles; 0: on CUDA a program for each tile, on Ascend one.
+        warps: warps of a program (CUDA).
+    """
+
+    device: Device = field(repr=False)
+    blocks: tuple[tuple[str, int], ...]
+    per_program: int = 1
+    column_blocks: int = 1
+    per_core: int = 0
+    warps: int = 4
+    way: Any = ""
+    why: str
+    decided_at: str
+
+    @property
+    def constants(self) -> Mapping[str, Any]:
+        return dict(self.blocks)
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return {"num_warps": self.warps} if self.device.kind == "cuda" else {}
+
+    def grid(self, count: int) -> int:
+        """Programs for so many rows or numbers."""
+        tiles = -(-count // self.per_program) * self.column_blocks
+        if self.device.kind == "cuda" and not self.per_core:
+            return min(tiles, self.device.max_grid)
+        return persistent_grid(tiles, self.device, per_core=self.per_core or 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -444,6 +484,22 @@ def kernels_of(module: str) -> tuple[Kernels, str]:
 @functools.cache
 def _of_package(package: str) -> Kernels:
     return Kernels(package, package.rpartition(".")[2].replace("_", "-"))
+
+
+@functools.cache
+def signature_of(kernel: Any) -> tuple[str, str, tuple[str, ...], tuple[str, ...]]:
+    """A kernel's module and name, its parameters that are not `tl.constexpr`, and those that are.
+
+    Another annotation, as `tl.int64`, is the type of a number, and has a name.
+    """
+    function = getattr(kernel, "fn", kernel)
+    of = inspect.signature(function).parameters.values()
+    constant = [
+        each.name
+        for each in of
+        if each.annotation is not inspect.Parameter.empty and getattr(each.annotation, "name", "constexpr") == "constexpr"
+    ]
+    return function.__module__, function.__name__, tuple(e.name for e in of if e.name not in constant), tuple(constant)
 
 
 class PlannedCall(NamedTuple):

@@ -245,6 +245,17 @@ def _without_autocast(plan: Plan) -> contextlib.AbstractContextManager[Any]:
     return torch.autocast(kind, enabled=False)
 
 
+def run_once(write: Callable[..., Any], chip: Device | None, *tensors: Tensor | None) -> Any:
+    """Runs the steps that `write(plan, *slots)` adds, and returns the tensors of the slots that it returns; no operator."""
+
+    def again(replaced: Mapping[Any, Any]) -> Plan:
+        plan = Plan(chip, {}, replaced, device_of(tensors))
+        plan.results = tuple(write(plan, *map(plan.argument, tensors)) or ())
+        return plan
+
+    return run_plan(again(launching.replaced), tensors, again)[0]
+
+
 def _record_nothing(run: Callable[..., Any], *arguments: Any) -> Any:
     """What runs until `autograd` sets something else."""
     return run(*arguments)

@@ -8,7 +8,6 @@ calls with one key. `run_plan` runs its steps, `compile_plan` makes one Python f
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 import sys
 import warnings
@@ -25,7 +24,7 @@ from .budget import place_in
 from .calls import ALIGNMENT, Empty, flat
 from .chips import dry_runs
 from .dispatch import allocator
-from .launch import Decision, Kernels, current_device, kernels_of
+from .launch import Decision, Kernels, current_device, kernels_of, signature_of
 from .rows import is_contiguous
 
 
@@ -387,22 +386,6 @@ def slots_in(values: Iterable[Any]) -> list[Slot]:
     return [each for each in flat(values) if type(each) is Slot]
 
 
-@functools.cache
-def signature_of(kernel: Any) -> tuple[str, str, tuple[str, ...], tuple[str, ...]]:
-    """A kernel's module and name, its parameters that are not `tl.constexpr`, and those that are.
-
-    Another annotation, as `tl.int64`, is the type of a number, and has a name.
-    """
-    function = getattr(kernel, "fn", kernel)
-    of = inspect.signature(function).parameters.values()
-    constant = [
-        each.name
-        for each in of
-        if each.annotation is not inspect.Parameter.empty and getattr(each.annotation, "name", "constexpr") == "constexpr"
-    ]
-    return function.__module__, function.__name__, tuple(e.name for e in of if e.name not in constant), tuple(constant)
-
-
 def _asked() -> Asked:
     """The line that called a method of `Plan`: outside this module and those that say `PLANS_FOR_CALLERS`."""
     frame = sys._getframe(2)
@@ -495,17 +478,6 @@ def _filled(value: Any, memory: Mapping[int, Any]) -> Any:
         tensors = [memory[slot.number] for slot in value]
         return Neighbours(tensors) if tensors[0].device.type == "cpu" else tensors[0]
     return kind([_filled(each, memory) for each in value]) if kind is list or kind is tuple else value
-
-
-def run_once(write: Callable[..., Any], chip: Any, *tensors: Tensor | None) -> Any:
-    """Runs the steps that `write(plan, *slots)` adds, and returns the tensors of the slots that it returns."""
-
-    def again(replaced: Mapping[Any, Any]) -> Plan:
-        plan = Plan(chip, {}, replaced, next(each for each in tensors if each is not None).device)
-        plan.results = tuple(write(plan, *map(plan.argument, tensors)) or ())
-        return plan
-
-    return run_plan(again(launching.replaced), tensors, again)[0]
 
 
 def _with_smaller_tiling(

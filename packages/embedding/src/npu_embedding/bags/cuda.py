@@ -25,9 +25,10 @@ from math import ceil
 
 from npu_tiling.budget import here, power_of_two
 from npu_tiling.device import tl, triton
+from npu_tiling.launch import CountTiling
 
 from ..lookup.cuda import COPIES
-from ..rows import Blocks, CountTiling, RowShape
+from ..rows import Blocks, RowShape
 
 BAGS = Blocks(256, 4096, 1, "several rows of a bag are under way at a time, and are added in order", here())
 

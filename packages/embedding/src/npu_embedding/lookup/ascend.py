@@ -26,6 +26,7 @@ from npu_tiling import Device, Tile, footprint
 from npu_tiling.budget import FP32, here
 from npu_tiling.calls import Empty
 from npu_tiling.device import tl, triton
+from npu_tiling.launch import CountTiling
 from npu_tiling.plans import Plan, Slot
 
 from ..formula import block_columns, dy_offset
@@ -35,7 +36,6 @@ from ..rows import (
     INT64,
     MIN_CHUNK,
     TILE_BYTES,
-    CountTiling,
     Gradient,
     RowKernel,
     RowShape,

@@ -25,9 +25,10 @@ from npu_tiling import Device
 from npu_tiling.budget import here
 from npu_tiling.calls import Empty
 from npu_tiling.device import tl, triton
+from npu_tiling.launch import CountTiling
 from npu_tiling.plans import Plan, Slot
 
-from ..rows import INT32, INT64, CountTiling, Gradient, Rule, Way
+from ..rows import INT32, INT64, Gradient, Rule, Way
 
 KEY_OF_ROW_0 = 0x00800000
 _MAX_ROWS = 2**31 - 2**24 - 3  # of a table: their keys, and three more, are finite

@@ -23,10 +23,11 @@ from math import ceil
 from npu_tiling.budget import FP32, here, power_of_two
 from npu_tiling.calls import Empty
 from npu_tiling.device import tl, triton
+from npu_tiling.launch import CountTiling
 from npu_tiling.plans import Plan, Slot
 
 from ..formula import column_block, dy_offset, load_row, store_row
-from ..rows import FLOAT, MIN_CHUNK, Blocks, CountTiling, Gradient, RowShape, Way
+from ..rows import FLOAT, MIN_CHUNK, Blocks, Gradient, RowShape, Way
 from .cuda_sort import RULE_OF, SEARCHED, Sorted, load_keys, sorted_rows, sorted_slots
 
 

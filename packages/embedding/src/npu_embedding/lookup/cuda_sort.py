@@ -15,10 +15,11 @@ from npu_tiling import Device
 from npu_tiling.budget import INT32_END, here
 from npu_tiling.calls import Empty
 from npu_tiling.device import tl, triton
+from npu_tiling.launch import CountTiling
 from npu_tiling.plans import Plan, Slot
 
 from ..call import NO_ROW
-from ..rows import INT8, INT32, INT64, CountTiling, Gradient, Rule, Way, fill, sorted_numbers
+from ..rows import INT8, INT32, INT64, Gradient, Rule, Way, fill, sorted_numbers
 
 # The most indices, and the most elements of dy, for which no sort is made. Each program looks through all indices and sums
 # 128 columns. One launch and four, on an H200: 1024 x 256 take as long, 64 x 768 .008 and .015 ms, 1024 x 768 .041 and .019.

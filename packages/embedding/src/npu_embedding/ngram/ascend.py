@@ -12,9 +12,10 @@ from math import ceil
 from npu_tiling import Block, Tile, persistent_grid
 from npu_tiling.budget import FP32, here
 from npu_tiling.device import tl, triton
+from npu_tiling.launch import CountTiling
 
 from ..formula import block_columns
-from ..rows import TILE_BYTES, CountTiling, RowKernel, RowShape, RowTiling, fills_units, largest_tile
+from ..rows import TILE_BYTES, RowKernel, RowShape, RowTiling, fills_units, largest_tile
 
 # Tokens whose ids are hashed at once: whole 32-byte units of int32, two repeats of a vector instruction at most.
 _TOKENS, _MAX_TOKENS = 8, 128

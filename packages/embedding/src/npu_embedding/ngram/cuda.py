@@ -8,10 +8,11 @@ Products and remainders are those of 64-bit integers.
 from math import ceil
 
 from npu_tiling.device import tl, triton
+from npu_tiling.launch import CountTiling
 
 from ..formula import column_block
 from ..lookup.cuda import gather_tiling
-from ..rows import CountTiling, RowShape
+from ..rows import RowShape
 
 
 @triton.jit

@@ -8,19 +8,19 @@ from the first row of the weight.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from math import ceil
 from typing import Any
 
-from npu_tiling import Device, persistent_grid
+from npu_tiling import Device
+from npu_tiling.budget import here
 from npu_tiling.calls import Empty
 from npu_tiling.device import load_block, places_below, store_block, tl, triton
+from npu_tiling.launch import CountTiling
 from npu_tiling.plans import Plan
 
 from ..call import INT32
 from ..decide import exactly
 from ..head import part, row
-from ..tiling import FourWarpTiling, all_or_one, row_block
+from ..tiling import row_block
 from . import TargetGradients
 
 
@@ -182,69 +182,13 @@ _COLUMNS = {"cuda": 1024, "ascend": 8192}
 _AT_ONCE = {"cuda": 4, "ascend": 1}  # rows of x: on CUDA loads wait for one another less
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScaleRowsTiling(FourWarpTiling):
-    """Rows are multiplied by a number each: programs stride over rows."""
-
-    width: int
-    device: Device = field(repr=False)
-
-    def grid(self, rows: int) -> int:
-        return persistent_grid(rows, self.device, per_core=all_or_one(self.device))
-
-    @property
-    def constants(self) -> dict[str, int | bool]:
-        return {"N": self.width, "BLOCK_N": row_block(self.width, _SCALED_COLUMNS, self.device)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScaleTiling(FourWarpTiling):
-    """Values of `itemsize` bytes are multiplied by a number: programs stride over blocks of them."""
-
-    itemsize: int
-    device: Device = field(repr=False)
-
-    @property
-    def block_n(self) -> int:
-        return _SCALED_VALUES if self.device.kind == "cuda" else _SCALED_BYTES // self.itemsize
-
-    def grid(self, values: int) -> int:
-        return persistent_grid(ceil(values / self.block_n), self.device, per_core=_PROGRAMS[self.device.kind])
-
-    @property
-    def constants(self) -> dict[str, int | bool]:
-        return {"BLOCK_N": self.block_n}
-
-
-@dataclass(frozen=True, kw_only=True)
-class OrderTiling(FourWarpTiling):
-    """Rows are sorted by target, a tile of them a program at a time."""
-
-    columns: int
-    device: Device = field(repr=False)
-
-    def grid(self, rows: int) -> int:
-        return persistent_grid(ceil(rows / _ORDER_ROWS), self.device, per_core=all_or_one(self.device))
-
-    @property
-    def constants(self) -> dict[str, int]:
-        return {"N": self.columns, "BLOCK_M": _ORDER_ROWS, "BLOCK_N": _ORDER_COLUMNS}
-
-
-@dataclass(frozen=True, kw_only=True)
-class TargetRowsTiling(FourWarpTiling):
-    """Rows of the weight's gradient, one a program at a time."""
-
-    width: int
-    device: Device = field(repr=False)
-
-    def grid(self, rows: int) -> int:
-        return persistent_grid(rows, self.device, per_core=all_or_one(self.device))
-
-    @property
-    def constants(self) -> dict[str, int]:
-        block = row_block(self.width, _COLUMNS, self.device)
-        return {"H": self.width, "BLOCK_H": block, "AT_ONCE": _AT_ONCE[self.device.kind]}
+def scale_tiling(itemsize: int, device: Device) -> CountTiling:
+    """That of values of `itemsize` bytes, which are multiplied by one number."""
+    block = _SCALED_VALUES if device.kind == "cuda" else _SCALED_BYTES // itemsize
+    why, per_core = "programs stride over blocks of values", _PROGRAMS[device.kind]
+    return CountTiling(
+        device=device, blocks=(("BLOCK_N", block),), per_program=block, per_core=per_core, why=why, decided_at=here()
+    )
 
 
 # Launches.
@@ -257,7 +201,7 @@ def scale_(p: Plan, values: Any, factor: Any) -> None:
     name, n = "cross_entropy_scale_kernel", values.numel()
     assert values.is_contiguous()
     if n:
-        tiling = p.choose(name, ScaleTiling(itemsize=values.dtype.itemsize, device=p.chip))
+        tiling = p.choose(name, scale_tiling(values.dtype.itemsize, p.chip))
         writes = {"p_values": values, "p_out": None}
         p.launch(cross_entropy_scale_kernel, name, tiling.grid(n), reads={"p_factor": factor}, writes=writes, sizes={"n": n})
 
@@ -266,7 +210,7 @@ def scale(p: Plan, values: Any, factor: Any) -> Any:
     """Values times one number, in new memory."""
     name, n, out = "cross_entropy_scale_kernel", values.numel(), p.new(Empty(values.shape, values.dtype))
     if n:
-        tiling = p.choose(name, ScaleTiling(itemsize=values.dtype.itemsize, device=p.chip))
+        tiling = p.choose(name, scale_tiling(values.dtype.itemsize, p.chip))
         reads = {"p_values": values, "p_factor": factor}
         p.launch(cross_entropy_scale_kernel, name, tiling.grid(n), reads=reads, writes={"p_out": out}, sizes={"n": n})
     return out
@@ -287,7 +231,8 @@ def scale_rows(
     if targets is not None:
         added = {"p_gradient": targets.values, "p_target": targets.columns, "p_weight": weight}
         place = {"first": targets.first, "s_weight": weight.strides[0], "s_weight_column": weight.strides[1]}
-    tiling = p.choose(name, ScaleRowsTiling(width=width, device=p.chip))
+    blocks, why = (("N", width), ("BLOCK_N", row_block(width, _SCALED_COLUMNS, p.chip))), "a program takes a row at a time"
+    tiling = p.choose(name, CountTiling(device=p.chip, blocks=blocks, why=why, decided_at=here()))
     p.launch(
         cross_entropy_scale_rows_kernel,
         name,
@@ -308,14 +253,19 @@ def _add_target_rows(p: Plan, dweight: Any, x: Any, targets: TargetGradients) ->
     (rows, width), name = x.shape, "cross_entropy_order_kernel"
     both = p.new(Empty((2, rows), INT32))
     order, runs = row(p, both, 0), row(p, both, 1)
-    sorting = p.choose(name, OrderTiling(columns=dweight.shape[0], device=p.chip))
+    blocks = ("N", dweight.shape[0]), ("BLOCK_M", _ORDER_ROWS), ("BLOCK_N", _ORDER_COLUMNS)
+    why = "rows are sorted by target, a tile of them a program at a time"
+    sorting = CountTiling(device=p.chip, blocks=blocks, per_program=_ORDER_ROWS, why=why, decided_at=here())
+    sorting = p.choose(name, sorting)
     sizes = {"n_rows": rows, "first": targets.first}
     writes = {"p_order": order, "p_runs": runs}
     p.launch(
         cross_entropy_order_kernel, name, sorting.grid(rows), reads={"p_target": targets.columns}, writes=writes, sizes=sizes
     )
     name = "cross_entropy_target_rows_kernel"
-    adding = p.choose(name, TargetRowsTiling(width=width, device=p.chip))
+    why = "a program takes a row of the weight's gradient at a time"
+    blocks = ("H", width), ("BLOCK_H", row_block(width, _COLUMNS, p.chip)), ("AT_ONCE", _AT_ONCE[p.chip.kind])
+    adding = p.choose(name, CountTiling(device=p.chip, blocks=blocks, why=why, decided_at=here()))
     p.launch(
         cross_entropy_target_rows_kernel,
         name,

@@ -9,18 +9,17 @@ end of such a row the earlier exponentials are rescaled.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from math import ceil
 from typing import Any
 
-from npu_tiling import Device, persistent_grid
-from npu_tiling.budget import power_of_two
+from npu_tiling import Device
+from npu_tiling.budget import here, power_of_two
 from npu_tiling.device import tl, triton
+from npu_tiling.launch import CountTiling
 from npu_tiling.plans import Plan
 
 from ..call import Options
 from ..formula import LOWEST, exponentials_of, load_logits, load_tail, store_tile, target_column, target_logit, tile_of_rows
-from ..tiling import ChunkKernel, FourWarpTiling, all_or_one
+from ..tiling import ChunkKernel
 from . import Chunk, TargetGradients, launch_chunk
 
 
@@ -215,22 +214,13 @@ def cross_entropy_settle_kernel(
 _SETTLE_ROWS, _SETTLE_COLUMNS = 32, 128  # 16 KB of fp32
 
 
-@dataclass(frozen=True, kw_only=True)
-class SettleTiling(FourWarpTiling):
-    """E is scaled where k rose, and set to 0 at the targets, in tiles of many rows whose columns are rarely read."""
-
-    width: int
-    device: Device = field(repr=False)
-
-    def grid(self, rows: int) -> int:
-        return persistent_grid(ceil(rows / _SETTLE_ROWS), self.device, per_core=all_or_one(self.device))
-
-    @property
-    def constants(self) -> dict[str, int | bool]:
-        on_cuda, rest = self.device.kind == "cuda", self.width % _SETTLE_COLUMNS
-        tail = power_of_two(rest) if on_cuda and rest else rest
-        blocks = {"N": self.width, "BLOCK_M": _SETTLE_ROWS, "BLOCK_N": _SETTLE_COLUMNS, "TAIL_N": tail}
-        return {**blocks, "BARRIER": on_cuda}
+def settle_tiling(width: int, device: Device) -> CountTiling:
+    """Tiles of many rows: E is scaled where k rose, and set to 0 at the targets, so that columns are rarely read."""
+    on_cuda, rest = device.kind == "cuda", width % _SETTLE_COLUMNS
+    tail = power_of_two(rest) if on_cuda and rest else rest
+    blocks = ("N", width), ("BLOCK_M", _SETTLE_ROWS), ("BLOCK_N", _SETTLE_COLUMNS), ("TAIL_N", tail), ("BARRIER", on_cuda)
+    why = "many rows a tile, whose columns are rarely read"
+    return CountTiling(device=device, blocks=blocks, per_program=_SETTLE_ROWS, why=why, decided_at=here())
 
 
 def exponentials(
@@ -278,7 +268,7 @@ def settle(
     """
     name, (rows, width) = "cross_entropy_settle_kernel", chunk.logits.shape
     flags = {"FIRST": chunk.columns.start == 0, "SCALED": options.logit_scale != 1.0}
-    tiling = p.choose(name, SettleTiling(width=width, device=p.chip), flags=flags)
+    tiling = p.choose(name, settle_tiling(width, p.chip), flags=flags)
     of_rows = {"p_target_logit": target_logit, "p_reference": reference, "p_last": last, "p_coefficients": coefficients}
     strides = {"s_exponentials": chunk.logits.strides[0], "s_coefficients": coefficients.strides[0]}
     p.launch(

@@ -18,15 +18,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from npu_tiling.budget import here
 from npu_tiling.calls import Empty
 from npu_tiling.device import tl, triton
-from npu_tiling.launch import descriptor_type
+from npu_tiling.launch import CountTiling, descriptor_type
 from npu_tiling.plans import Plan
 
 from ..call import FP32, Options
 from ..formula import LOG2E, PRODUCT_LIMIT
 from ..head import clone, part
-from ..tiling import ProductTiling, ReferencesTiling, SumsTiling
+from ..tiling import ProductTiling
 
 MAX_REFERENCE: tl.constexpr = tl.constexpr(1e30)  # a reference is finite, or every exponential of its row would be no number
 
@@ -224,6 +225,8 @@ def cross_entropy_product_sums_kernel(
 
 # Launches.
 
+_SUM_ROWS, _SUM_TILES = 32, 32
+
 
 class _Listed(NamedTuple):
     """Stands for a descriptor in dry runs without Triton."""
@@ -268,12 +271,14 @@ class ExponentialProduct:
         both = p.new(Empty((2, rows), FP32))
         reference, top = (p.view(both, (rows,), (1,), i * rows) for i in range(2))
         target_logit, sums = p.new(Empty((rows,), FP32)), self._sums_of(rows, parts)
-        p.choose(name, ReferencesTiling(vocabulary=vocabulary, width=width))
+        why = "a program multiplies one row of x by its target's row of the weight"
+        blocks = (("N", vocabulary), ("H", width), ("BLOCK_H", 1024))
+        tiling = p.choose(name, CountTiling(device=p.chip, blocks=blocks, why=why, decided_at=here()))
         sizes = {"s_x": x.strides[0], "s_weight": self._weight.strides[0], "first": self._options.vocab_first}
         p.launch(
             cross_entropy_references_kernel,
             name,
-            rows,
+            tiling.grid(rows),
             reads={"p_x": x, "p_weight": self._weight, "p_target": target},
             writes={"p_reference": reference, "p_top": top, "p_target_logit": target_logit},
             sizes={"n_rows": rows, **sizes, "logit_scale": self._options.logit_scale},
@@ -285,7 +290,9 @@ class ExponentialProduct:
         for kernel in (cross_entropy_product_kernel, cross_entropy_product_again_kernel):
             for operands, (columns, _) in zip(products, parts, strict=True):
                 self._multiply(kernel, operands, columns)
-        name, adding = "cross_entropy_product_sums_kernel", SumsTiling()
+        name, why = "cross_entropy_product_sums_kernel", "a program adds the sums of 32 rows over all tiles of columns"
+        blocks = (("BLOCK_M", _SUM_ROWS), ("BLOCK_T", _SUM_TILES))
+        adding = CountTiling(device=p.chip, blocks=blocks, per_program=_SUM_ROWS, why=why, decided_at=here())
         p.choose(name, adding)
         p.launch(
             cross_entropy_product_sums_kernel,

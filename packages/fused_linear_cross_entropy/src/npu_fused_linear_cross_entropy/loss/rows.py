@@ -22,12 +22,12 @@ from npu_tiling.budget import FP32 as FP32_BYTES
 from npu_tiling.budget import here, power_of_two
 from npu_tiling.calls import Empty
 from npu_tiling.device import tl, triton
+from npu_tiling.launch import CountTiling, Tiling
 from npu_tiling.plans import Plan
 
 from ..call import COEFFICIENTS, FP32, INT32, INT64, Options, Results
 from ..formula import merge_statistics, merge_totals, row_coefficients
 from ..head import moved, row, sum_of_rows
-from ..tiling import FourWarpTiling
 from . import TargetFacts
 
 IGNORED: tl.constexpr = tl.constexpr(-2)
@@ -476,7 +476,7 @@ class RowKernel(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowTiling(FourWarpTiling):
+class RowTiling(Tiling):
     """Blocks for any number of rows.
 
     Attributes:
@@ -509,6 +509,10 @@ class RowTiling(FourWarpTiling):
     def constants(self) -> dict[str, int]:
         return {"BLOCK_M": self.block_m}
 
+    @property
+    def options(self) -> dict[str, int]:
+        return {"num_warps": 4} if self.device.kind == "cuda" else {}
+
     def smaller(self) -> RowTiling | None:
         """Half of the rows."""
         if self.device.kind == "cuda" or self.block_m <= _MIN_ROWS:
@@ -516,16 +520,10 @@ class RowTiling(FourWarpTiling):
         return dataclasses.replace(self, block_m=self.block_m // 2)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PartialsTiling(FourWarpTiling):
-    """One program adds the partial sums, at most one of each core."""
-
-    device: Device = field(repr=False)
-
-    @property
-    def constants(self) -> dict[str, int]:
-        programs = self.device.vector_cores
-        return {"BLOCK_P": power_of_two(programs) if self.device.kind == "cuda" else programs}
+def partials_tiling(device: Device) -> CountTiling:
+    """That of a program that adds partial sums, at most one of each core."""
+    programs = power_of_two(device.vector_cores) if device.kind == "cuda" else device.vector_cores
+    return CountTiling(device=device, blocks=(("BLOCK_P", programs),), why="one program adds all", decided_at=here())
 
 
 @functools.lru_cache(maxsize=64)
@@ -589,7 +587,7 @@ def target_facts(
             p.torch(collectives.sum_, of_weights, options.group, writes=[of_weights])
         name = "cross_entropy_factors_kernel"
         flags = {"MEAN": is_mean, "WEIGHTED": class_weight is not None}
-        p.choose(name, PartialsTiling(device=p.chip), flags=flags)
+        p.choose(name, partials_tiling(p.chip), flags=flags)
         reads = {"p_partials": partials, "p_divisor": divisor}
         n = {"n_partials": partials.shape[0]}
         p.launch(cross_entropy_factors_kernel, name, 1, reads=reads, writes=written, sizes={**n, **unscale})
@@ -623,7 +621,7 @@ def losses(p: Plan, facts: TargetFacts, statistics: Any, options: Options, resul
     )
     if partials is not None:
         name = "cross_entropy_sums_kernel"
-        p.choose(name, PartialsTiling(device=p.chip), flags={"REDUCED": is_reduced})
+        p.choose(name, partials_tiling(p.chip), flags={"REDUCED": is_reduced})
         reads = {"p_partials": partials, "p_factors": facts.factors}
         writes = {each: written[each] for each in parameters[:3]}
         p.launch(cross_entropy_sums_kernel, name, 1, reads=reads, writes=writes, sizes={"n_partials": grid})
