@@ -3,7 +3,7 @@
 `forward` and `distillation` are losses. If the loss is one number, and neither an entropy nor a `weight_grad` is asked for,
 the forward computes the gradients: they are known but for a factor, by which the backward multiplies them (`scale`).
 Otherwise `backward` and `distillation_backward` compute them, and the logits again. Operators of each token's distribution:
-distributions/operator.py.
+distributions/__init__.py.
 
 An operator of gradients is registered twice: under its name, and with `_added`, which adds the weight's gradient to a
 `weight_grad`. torch.func.vmap takes no operator that may change an argument.

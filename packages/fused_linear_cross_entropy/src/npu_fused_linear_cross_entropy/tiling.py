@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from math import ceil
-from typing import Any
+from typing import Any, ClassVar
 
 from npu_tiling import ALL_TILES, Block, Candidate, Device, Tile, first_fit, footprint, persistent_grid
 from npu_tiling.budget import FP32, here, power_of_two, row_options
@@ -369,7 +369,10 @@ def is_worth_it(tokens: int, width: int, vocabulary: int, device: Device) -> boo
 
 @dataclass(frozen=True, kw_only=True)
 class ProductTiling(Tiling):
-    """Tiles of 128 x 256, or of 128 x 128 where a sum has few terms: the table at the top of this page."""
+    """Tiles of 128 x 256, or of 128 x 128 where a sum has few terms."""
+
+    why: ClassVar[str] = "tiles of 128 x 256, or of 128 x 128 where a sum has few terms: the table at the top of tiling.py"
+    decided_at: ClassVar[str] = here()
 
     width: int
     device: Device = field(repr=False)

@@ -403,7 +403,6 @@ def _steps(direction: str, plan: Plan) -> list[Step]:
 
 def _explained(direction: str, launch: Launch, later: Sequence[Any]) -> ExplainedLaunch:
     tiling, constants = launch.decision.tiling, launch.decision.constants
-    why, decided_at = _reason(tiling)
     numbers = {name: value for name, value in constants.items() if type(value) is int}
     blocks = {name: value for name, value in numbers.items() if _BLOCK.search(name)}
     source = definition(launch.full_module, launch.kernel)
@@ -420,9 +419,9 @@ def _explained(direction: str, launch: Launch, later: Sequence[Any]) -> Explaine
         flags={name: value for name, value in constants.items() if name not in blocks},
         options=dict(launch.decision.options),
         memory=_memory_of(tiling),
-        way=str(getattr(tiling, "way", "")),
-        why=why,
-        decided_at=decided_at,
+        way=str(tiling.way),
+        why=tiling.why,
+        decided_at=tiling.decided_at,
         partials_added_by=_adder(launch, later),
     )
 
@@ -461,15 +460,6 @@ def _name_of(step: Torch) -> str:
 def _slots(values: Any) -> list[Slot]:
     """Slots among arguments, those in lists and tuples too."""
     return [each for each in flat(values) if isinstance(each, Slot)]
-
-
-def _reason(tiling: Any) -> tuple[str, str]:
-    """Why, and file and line: of the tiling; where it says none, of its class, which computes the sizes."""
-    kind = type(tiling)
-    summary = (kind.__doc__ or "").partition("\n")[0].rstrip(".")
-    getter = kind.constants.fget
-    place = f"{getter.__module__.replace('.', '/')}.py:{getter.__code__.co_firstlineno}"
-    return getattr(tiling, "why", "") or summary, getattr(tiling, "decided_at", "") or place
 
 
 def _memory_of(tiling: Any) -> int | None:

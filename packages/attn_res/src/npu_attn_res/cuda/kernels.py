@@ -368,8 +368,8 @@ def attn_res_backward_sources_kernel(
 
 # A backward whose programs share a token. Each has some columns of some sources of a token in registers, so that every
 # source is read once. It publishes its parts of <dh, v_i> in words with a tag, the number of the token's turn, and waits for
-# those of the others; meanwhile its next tokens are on the way. npu_tiling's device/exchange.py says why no program waits
-# for one that cannot start. Every program adds all words in one order: equal calls on one kind of GPU give equal bits.
+# those of the others; meanwhile its next tokens are on the way. npu_tiling/device.py says why no program waits for one that
+# cannot start. Every program adds all words in one order: equal calls on one kind of GPU give equal bits.
 
 
 @triton.jit

@@ -33,7 +33,7 @@ from . import TargetFacts
 IGNORED: tl.constexpr = tl.constexpr(-2)
 NO_COLUMN: tl.constexpr = tl.constexpr(-1)
 PARTIAL_WIDTH: tl.constexpr = tl.constexpr(8)  # a row of partial sums, and of factors: 32 bytes, which no two programs share
-MAX_RELATIVE_WEIGHT: tl.constexpr = tl.constexpr(4096.0)  # see rows.py
+MAX_RELATIVE_WEIGHT: tl.constexpr = tl.constexpr(4096.0)  # see tokens.py
 _INT32_END: tl.constexpr = tl.constexpr(2.0**31)
 
 
