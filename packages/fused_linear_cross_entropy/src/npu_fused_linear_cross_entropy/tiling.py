@@ -25,7 +25,7 @@ from math import ceil
 from typing import Any, ClassVar
 
 from npu_tiling import ALL_TILES, Block, Candidate, Device, Tile, first_fit, footprint, persistent_grid
-from npu_tiling.budget import FP32, here, power_of_two, row_options
+from npu_tiling.budget import FP32, equal_blocks, here, power_of_two, row_options
 from npu_tiling.calls import ALIGNMENT
 from npu_tiling.chips import dry_runs
 from npu_tiling.launch import Tiling, descriptor_type
@@ -136,11 +136,6 @@ class ChunkTiling(Tiling):
         return max(1, self.shape.width // self.block_n)
 
 
-def equal_units(columns: int, longest: int, unit: int) -> int:
-    """The length of blocks of nearly one length."""
-    return ceil(columns / ceil(columns / longest) / unit) * unit
-
-
 def chunk_tiling(shape: ChunkShape, device: Device) -> CudaTiling | AscendTiling:
     """Blocks of a launch over a chunk of logits. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
     return cuda_tiling(shape, device) if device.kind == "cuda" else ascend_tiling(shape, device)
@@ -149,7 +144,7 @@ def chunk_tiling(shape: ChunkShape, device: Device) -> CudaTiling | AscendTiling
 def row_block(width: int, longest: Mapping[str, int], device: Device) -> int:
     """Columns of a block of a row; `longest`: by kind of device."""
     most = longest[device.kind]
-    return min(most, power_of_two(width)) if device.kind == "cuda" else equal_units(width, most, _UNIT)
+    return min(most, power_of_two(width)) if device.kind == "cuda" else equal_blocks(width, most, _UNIT)
 
 
 # Ascend.

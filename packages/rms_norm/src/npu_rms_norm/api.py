@@ -204,19 +204,14 @@ def rms_norm(
     """
     call = Forward(
         x=x,
-        residual=None,
-        gate=None,
         weight=weight,
         bias=bias,
         eps=eps,
         offset=offset,
         casting_mode=casting_mode,
-        activation="silu",
-        norm_before_gate=True,
         in_place=in_place,
         dtype=getattr(x, "dtype", None) if dtype is None else dtype,  # type: ignore[arg-type]
         return_fp32=return_fp32,
-        save_rstd=False,
     )
     y, _, fp32, *_ = _results(_check_rows, call)
     return WithFP32(y, fp32) if return_fp32 else y
@@ -284,18 +279,14 @@ def add_rms_norm(
     call = Forward(
         x=x,
         residual=residual,
-        gate=None,
         weight=weight,
         bias=bias,
         eps=eps,
         offset=offset,
         casting_mode=casting_mode,
-        activation="silu",
-        norm_before_gate=True,
         in_place=in_place,
         dtype=getattr(x, "dtype", None) if dtype is None else dtype,  # type: ignore[arg-type]
         return_fp32=return_fp32,
-        save_rstd=False,
     )
     y, total, fp32, *_ = _results(_check_added, call)
     return AddedWithFP32(y, total, fp32) if return_fp32 else AddedRMSNorm(y, total)
@@ -370,7 +361,6 @@ def gated_rms_norm(
     """
     call = Forward(
         x=x,
-        residual=None,
         gate=gate,
         weight=weight,
         bias=bias,
@@ -379,10 +369,8 @@ def gated_rms_norm(
         casting_mode=casting_mode,
         activation=activation,
         norm_before_gate=norm_before_gate,
-        in_place=False,
         dtype=getattr(x, "dtype", None) if dtype is None else dtype,  # type: ignore[arg-type]
         return_fp32=return_fp32,
-        save_rstd=False,
     )
     y, _, fp32, *_ = _results(_check_gated, call)
     return WithFP32(y, fp32) if return_fp32 else y
@@ -422,19 +410,12 @@ def rms_norm_dynamic_quant(
     """
     call = Forward(
         x=x,
-        residual=None,
-        gate=None,
         weight=weight,
         bias=bias,
         eps=eps,
         offset=offset,
         casting_mode=casting_mode,
-        activation="silu",
-        norm_before_gate=True,
-        in_place=False,
         dtype=dtype,
-        return_fp32=False,
-        save_rstd=False,
     )
     y, _, _, _, scale = _results(_check_quantised, call)
     return DynamicQuant(y, scale)
@@ -470,18 +451,12 @@ def add_rms_norm_dynamic_quant(
     call = Forward(
         x=x,
         residual=residual,
-        gate=None,
         weight=weight,
         bias=bias,
         eps=eps,
         offset=offset,
         casting_mode=casting_mode,
-        activation="silu",
-        norm_before_gate=True,
-        in_place=False,
         dtype=dtype,
-        return_fp32=False,
-        save_rstd=False,
     )
     y, total, _, _, scale = _results(_check_added_quantised, call)
     return AddedDynamicQuant(y, total, scale)

@@ -93,19 +93,19 @@ class Forward(NamedTuple):
     """
 
     x: Tensor
-    residual: Tensor | None
-    gate: Tensor | None
-    weight: Tensor | None
-    bias: Tensor | None
-    eps: float
-    offset: float
-    casting_mode: str
-    activation: str
-    norm_before_gate: bool
-    in_place: bool
-    dtype: torch.dtype
-    return_fp32: bool
-    save_rstd: bool
+    residual: Tensor | None = None
+    gate: Tensor | None = None
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    eps: float = 1e-6
+    offset: float = 0.0
+    casting_mode: str = "llama"
+    activation: str = "silu"
+    norm_before_gate: bool = True
+    in_place: bool = False
+    dtype: torch.dtype = torch.float32
+    return_fp32: bool = False
+    save_rstd: bool = False
 
     def has_heads(self) -> bool:
         """Whether each head has parameters of its own."""

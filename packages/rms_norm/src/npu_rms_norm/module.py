@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from npu_tiling import arguments
@@ -110,8 +110,10 @@ class RMSNorm(_Norm):
         return {**super()._options(), "in_place": self.in_place}
 
 
-class LlamaRMSNorm(RMSNorm):
-    """As Llama, Mistral, Qwen2 and Phi-3 have it."""
+class _OfModel(RMSNorm):
+    """The offset and the casting mode are a model's."""
+
+    _variant: ClassVar[dict[str, Any]]
 
     def __init__(
         self,
@@ -121,39 +123,29 @@ class LlamaRMSNorm(RMSNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(hidden_size, eps, casting_mode="llama", device=device, dtype=dtype)
+        super().__init__(hidden_size, eps, **self._variant, device=device, dtype=dtype)
+
+
+class LlamaRMSNorm(_OfModel):
+    """As Llama, Mistral, Qwen2 and Phi-3 have it."""
+
+    _variant = {"casting_mode": "llama"}
 
 
 class Qwen3RMSNorm(LlamaRMSNorm):
     """As Qwen3 has it, for hidden states and, over the head dimension, for queries and keys."""
 
 
-class GemmaRMSNorm(RMSNorm):
+class GemmaRMSNorm(_OfModel):
     """As Gemma 1, 2 and 3 have it: weights around zero, nothing rounded before the result."""
 
-    def __init__(
-        self,
-        hidden_size: int,
-        eps: float = 1e-6,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(hidden_size, eps, offset=1.0, casting_mode="gemma", device=device, dtype=dtype)
+    _variant = {"offset": 1.0, "casting_mode": "gemma"}
 
 
-class Olmo2RMSNorm(RMSNorm):
+class Olmo2RMSNorm(_OfModel):
     """As OLMo 2 has it: weighted in fp32 and rounded once, weights around one."""
 
-    def __init__(
-        self,
-        hidden_size: int,
-        eps: float = 1e-6,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(hidden_size, eps, casting_mode="gemma", device=device, dtype=dtype)
+    _variant = {"casting_mode": "gemma"}
 
 
 class GatedRMSNorm(_Norm):

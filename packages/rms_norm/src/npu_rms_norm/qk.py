@@ -54,18 +54,11 @@ def qk_forward(p: Plan, call: QK) -> tuple[Slot | None, ...]:
         rows = _rows(p, heads, weight)
         norm = Forward(
             x=rows,
-            residual=None,
-            gate=None,
             weight=weight,
-            bias=None,
             eps=call.eps,
             offset=call.offset,
             casting_mode=call.casting_mode,
-            activation="silu",
-            norm_before_gate=True,
-            in_place=False,
             dtype=rows.dtype,
-            return_fp32=False,
             save_rstd=call.save_rstd,
         )
         y, _, _, rstd, _ = forward(p, norm)
