@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from math import ceil
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from npu_tiling import Device, collectives
@@ -603,7 +603,7 @@ def dweight_bytes(shape: Shape) -> int:
     return (shape.options.accum_dtype or shape.weight_dtype).itemsize if counts else 0
 
 
-def _demand(shape: Shape, **others: int) -> Demand:
+def _demand(shape: Shape, **others: Any) -> Demand:
     """What demands of both products have."""
     is_last = shape.task is Task.LOSS_AND_GRADIENTS  # a weight_grad holds other gradients
     keeps = is_last and dweight_bytes(shape) and shape.bias_dtype is None and shape.options.shift_invariant

@@ -428,7 +428,7 @@ class AscendTiling(RowTiling):
     groups: int = 1
 
     @property
-    def way(self) -> str:  # type: ignore[override]
+    def way(self) -> str:
         return self.rule.way
 
     @property

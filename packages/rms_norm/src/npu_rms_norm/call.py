@@ -372,11 +372,11 @@ class RowTiling(Tiling):
         return kernel
 
     @property
-    def why(self) -> str:  # type: ignore[override]
+    def why(self) -> str:
         return str(self.rule.why)
 
     @property
-    def decided_at(self) -> str:  # type: ignore[override]
+    def decided_at(self) -> str:
         return str(self.rule.decided_at)
 
     @property

@@ -545,7 +545,7 @@ class CudaTiling(RowTiling):
     order: str
 
     @property
-    def way(self) -> str:  # type: ignore[override]
+    def way(self) -> str:
         chunks = f" in {self.column_blocks} chunks" if self.kernel == "rows" and self.column_blocks > 1 else ""
         return self.kernel + chunks
 

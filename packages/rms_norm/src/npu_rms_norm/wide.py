@@ -15,7 +15,7 @@ tensor is read in place. ORDER says which rows a program takes:
     "heads"    a group is a head with parameters of its own: a program takes rows of one head
 """
 
-from npu_tiling.device import collect, gradient_of_rows, load_block, publish, round_to, store_block, tl, triton
+from npu_tiling.device import collect, gradient_of_rows, publish, round_to, tl, triton
 from npu_tiling.partials import store_partial
 
 from .formula import activate, add_residual, amax_of_rows, inverse_rms, load_factor, normalise, quantise, weigh
@@ -61,24 +61,25 @@ def row_at(p_rows, s_outer, s_inner, i_outer, i_inner):
 
 
 @triton.jit
-def columns_mask(i_col, N: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Which columns of a block exist, [1, BLOCK_N]; None: all do."""
-    if N % BLOCK_N != 0:
-        return (tl.arange(0, BLOCK_N) < N - i_col)[None, :]
-
-
-@triton.jit
 def load_columns(p_row, i_col, N: tl.constexpr, BLOCK_N: tl.constexpr, EVICTION: tl.constexpr):
     """fp32 [1, BLOCK_N], zero past the row's end."""
     p_block = p_row + i_col + tl.arange(0, BLOCK_N)[None, :]
-    return load_block(p_block, columns_mask(i_col, N, BLOCK_N), EVICTION).to(tl.float32)
+    if N % BLOCK_N == 0:
+        return tl.load(p_block, eviction_policy=EVICTION).to(tl.float32)
+    else:
+        m_block = (tl.arange(0, BLOCK_N) < N - i_col)[None, :]
+        return tl.load(p_block, mask=m_block, other=0.0, eviction_policy=EVICTION).to(tl.float32)
 
 
 @triton.jit
 def store_columns(p_row, b_block, i_col, N: tl.constexpr, BLOCK_N: tl.constexpr):
     """Rounds [1, BLOCK_N] to the tensor's dtype (of y, dx and dgate the last rounding), and stores it."""
     p_block = p_row + i_col + tl.arange(0, BLOCK_N)[None, :]
-    store_block(p_block, b_block.to(p_row.dtype.element_ty), columns_mask(i_col, N, BLOCK_N))
+    b_block = b_block.to(p_row.dtype.element_ty)
+    if N % BLOCK_N == 0:
+        tl.store(p_block, b_block)
+    else:
+        tl.store(p_block, b_block, mask=(tl.arange(0, BLOCK_N) < N - i_col)[None, :])
 
 
 @triton.jit

@@ -41,12 +41,12 @@ ASCEND = tl.constexpr("ascend" in triton.backends.backends)
 
 
 @triton.jit
-def load_block(p_block, m_block, EVICTION: tl.constexpr = ""):
+def load_block(p_block, m_block):
     """A block, zero where m_block is False. None: all of it exists; a masked load would have to fill the block first."""
     if m_block is None:
-        return tl.load(p_block, eviction_policy=EVICTION)
+        return tl.load(p_block)
     else:
-        return tl.load(p_block, mask=m_block, other=0.0, eviction_policy=EVICTION)
+        return tl.load(p_block, mask=m_block, other=0.0)
 
 
 @triton.jit

@@ -420,8 +420,8 @@ def _explained(direction: str, launch: Launch, later: Sequence[Any]) -> Explaine
         options=dict(launch.decision.options),
         memory=_memory_of(tiling),
         way=str(tiling.way),
-        why=tiling.why,
-        decided_at=tiling.decided_at,
+        why=getattr(tiling, "why", ""),
+        decided_at=getattr(tiling, "decided_at", ""),
         partials_added_by=_adder(launch, later),
     )
 

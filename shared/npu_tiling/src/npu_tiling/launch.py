@@ -45,15 +45,13 @@ def _number(key: Hashable) -> int:
 class Tiling:
     """How a launch is cut up, as a table of a package chooses it.
 
+    It has also `why`, the reason, and `decided_at`, file and line of the table's row.
+
     Attributes:
         way: the method that the table's row stands for; empty where there is one.
-        why: the reason for it.
-        decided_at: file and line of the row.
     """
 
     way: Any = ""
-    why: str = ""
-    decided_at: str = ""
 
     @property
     def constants(self) -> Mapping[str, Any]:
@@ -81,6 +79,7 @@ class CountTiling(Tiling):
         column_blocks: how many blocks of columns a row has.
         per_core: programs resident on a core, which stride over tiles; 0: on CUDA a program for each tile, on Ascend one.
         warps: warps of a program (CUDA).
+        way, why, decided_at: as `Tiling` has them.
     """
 
     device: Device = field(repr=False)

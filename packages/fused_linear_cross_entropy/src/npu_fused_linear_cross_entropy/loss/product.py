@@ -291,8 +291,8 @@ class ExponentialProduct:
             for operands, (columns, _) in zip(products, parts, strict=True):
                 self._multiply(kernel, operands, columns)
         name, why = "cross_entropy_product_sums_kernel", "a program adds the sums of 32 rows over all tiles of columns"
-        blocks = (("BLOCK_M", _SUM_ROWS), ("BLOCK_T", _SUM_TILES))
-        adding = CountTiling(device=p.chip, blocks=blocks, per_program=_SUM_ROWS, why=why, decided_at=here())
+        tile = (("BLOCK_M", _SUM_ROWS), ("BLOCK_T", _SUM_TILES))
+        adding = CountTiling(device=p.chip, blocks=tile, per_program=_SUM_ROWS, why=why, decided_at=here())
         p.choose(name, adding)
         p.launch(
             cross_entropy_product_sums_kernel,
