@@ -16,44 +16,49 @@ from testing.operators import Case, Input, only_at
 OPS = torch.ops.npu_attn_res
 SHARDED_AT = ranks.PLACES  # sharding_worker.py
 WIDTH = 256
-MODULE = AttnRes(8)
+EPS = 1e-2
+MODULE = AttnRes(8, rms_eps=EPS)
 WEIGHTS = ((8,), (8,))
 
 
-def normalise(x, weight):
-    return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
+def normalise(x, weight, eps=EPS):
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
-def formula(blocks, query, norm):
-    alpha = torch.softmax(normalise(blocks, norm) @ query, 0)
+def formula(blocks, query, norm, scale=1.0):
+    alpha = torch.softmax(scale * normalise(blocks, norm) @ query, 0)
     return (alpha.unsqueeze(-1) * blocks).sum(0)
 
 
 def listed(blocks, *weights, **options):
-    return attn_res(list(blocks.unbind()), *weights, **options)
+    return attn_res(list(blocks.unbind()), *weights, rms_eps=EPS, **options)
 
 
 def normalised(blocks, query, norm, weight):
-    h = formula(blocks, query, norm)
+    h = formula(blocks, query, norm, -0.7)
     return h, normalise(h, weight)
 
 
 def phases(blocks, query, norm):
-    o, lse = attn_res_phase1(torch.stack([query, 2 * query]), list(blocks[:-1].unbind()), norm)
-    return attn_res_merge(o[0], lse[0], blocks[-1], query, norm).output
+    o, lse = attn_res_phase1(torch.stack([query, 2 * query]), list(blocks[:-1].unbind()), norm, EPS)
+    return attn_res_merge(o[0], lse[0], blocks[-1], query, norm, rms_eps=EPS).output
 
 
 def two_layers(blocks, queries, norm):
-    return attn_res_phase1(queries, blocks, norm)
+    return attn_res_phase1(queries, blocks, norm, EPS, 0.6)
 
 
 def phase1_formula(blocks, queries, norm):
-    scores = normalise(blocks, norm) @ queries.t()
+    scores = 0.6 * torch.einsum("ntd,sd->nts", normalise(blocks, 1.0), norm * queries)
     return torch.einsum("nts,ntd->std", torch.softmax(scores, 0), blocks), torch.logsumexp(scores, 0).t()
 
 
 def merged(o, lse, prefix, x, query, norm, weight):
-    return attn_res_merge(o, lse, prefix, query, norm, weight, layer_output=x)
+    return attn_res_merge(o, lse, prefix, query, norm, weight, EPS, layer_output=x, output_rms_eps=1e-3)
+
+
+def merged_alone(o, lse, prefix, query, norm, weight):
+    return attn_res_merge(o, lse, prefix, query, norm, weight, EPS, output_rms_eps=1e-3)[:2]
 
 
 def merged_formula(o, lse, prefix, x, query, norm, weight):
@@ -61,11 +66,15 @@ def merged_formula(o, lse, prefix, x, query, norm, weight):
     score = normalise(joined, norm) @ query
     lse_all = torch.logaddexp(lse, score)
     h = torch.exp(lse - lse_all).unsqueeze(-1) * o + torch.exp(score - lse_all).unsqueeze(-1) * joined
-    return h, normalise(h, weight), joined
+    return h, normalise(h, weight, 1e-3), joined
+
+
+def merged_alone_formula(o, lse, prefix, *weights):
+    return merged_formula(o, lse, prefix, 0.0, *weights)[:2]
 
 
 def banked(bank, prefix, x, query, norm, weight, n_blocks=2, **options):
-    return attn_res_bank(bank, n_blocks, prefix, query, norm, weight, layer_output=x, **options)
+    return attn_res_bank(bank, n_blocks, prefix, query, norm, weight, EPS, layer_output=x, **options)
 
 
 def banked_formula(bank, prefix, x, query, norm, weight, n_blocks=2):
@@ -85,7 +94,7 @@ def written(bank, prefix, x, query, norm, weight):
 
 
 def keys_formula(bank, prefix, queries):
-    keys = normalise(torch.cat([bank, prefix.unsqueeze(-2)], -2), 1.0)
+    keys = normalise(torch.cat([bank, prefix.unsqueeze(-2)], -2), 1.0, 1e-6)
     alpha = torch.softmax(torch.einsum("...nd,qd->q...n", keys, queries), -1)
     return torch.einsum("q...n,...nd->q...d", alpha, keys)
 
@@ -123,12 +132,15 @@ WRITES = frozenset({"test_vmap_gives_what_each_call_does", "test_forward_mode_is
 # Of results with statistics of blocks that do not count, which are memory without a value on a GPU.
 COMPARED = frozenset({"test_operators_are_registered_properly"})
 CASES = (
-    Case("attn_res", attn_res, stacked, formula, saved=(3, 6, 6, 8, 8, 48)),
+    Case("attn_res", partial(attn_res, rms_eps=EPS), stacked, formula, saved=(3, 6, 6, 8, 8, 48)),
     Case("a list", listed, stacked, formula),
-    Case("normalised", lambda *given: attn_res(*given)[:2], lambda n: (*stacked(n), (8,)), normalised, option=True),
+    *(Case(f"a list of {n}", listed, lambda _, n=n: ((n, 3, 8), *WEIGHTS), formula, option=True) for n in (1, 5)),
+    Case("normalised", lambda *w: attn_res(*w, EPS, -0.7)[:2], lambda n: (*stacked(n), (8,)), normalised, option=True),
     Case("alpha", partial(listed, return_weights=True), stacked, option=True),
     Case("phase 1", two_layers, lambda n: ((2, n, 8), (2, 8), (8,)), phase1_formula),
+    Case("phase 1, norms", two_layers, lambda n: ((2, n, 8), (2, 8), (2, 8)), phase1_formula, option=True),
     Case("merge", merged, of_state, merged_formula),
+    Case("merge alone", merged_alone, lambda n: (*of_state(n)[:3], *WEIGHTS, (8,)), merged_alone_formula, option=True),
     Case("two phases", phases, lambda n: ((3, n, 8), *WEIGHTS), formula, option=True),
     Case("bank", banked, of_bank, banked_formula),
     Case("blocks counted on the device", counted, lambda n: (*of_bank(n), torch.tensor(2)), without=COMPARED),

@@ -25,9 +25,12 @@ from testing.operators import Case, Input
 OPS = torch.ops.npu_rms_norm
 SHARDED_AT = ("cpu", "cuda")  # sharding_worker.py
 
+FACTORS = {"offset": 0.5, "eps": 1e-2}
+MODES = ("gemma", "none")
 
-def formula(x, weight, offset=0.0):
-    return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * (offset + weight)
+
+def formula(x, weight=1.0, offset=0.0, eps=1e-6):
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * (offset + weight)
 
 
 def heads_formula(x, weight, bias):
@@ -35,7 +38,7 @@ def heads_formula(x, weight, bias):
 
 
 def added(x, residual, weight):
-    return formula(x + residual, weight), x + residual
+    return formula(x + residual, weight, **FACTORS), x + residual
 
 
 def gated(x, gate, weight):
@@ -73,14 +76,14 @@ def rows_twice(n):
 
 CASES = (
     Case("rms_norm", rms_norm, rows, formula, saved=(6, 8, 48)),
-    Case("without weight", rms_norm, lambda n: ((n, 8),), lambda x: formula(x, 1.0), saved=(3, 24), option=True),
+    Case("without weight", rms_norm, lambda n: ((n, 8),), formula, saved=(3, 24), option=True),
     Case("in place", partial(rms_norm, offset=1.0, in_place=True), rows, partial(formula, offset=1.0)),
-    Case("gemma", partial(rms_norm, casting_mode="gemma"), rows, formula, option=True),
-    Case("none", partial(rms_norm, casting_mode="none"), rows, formula, option=True),
+    *(Case(m, partial(rms_norm, **FACTORS, casting_mode=m), rows, partial(formula, **FACTORS), option=True) for m in MODES),
+    *(Case(f"{m} alone", partial(rms_norm, casting_mode=m), lambda n: ((n, 8),), formula, option=True) for m in MODES),
     Case("heads", lambda x, w, b: rms_norm(x, w, bias=b), lambda n: ((n, 2, 8), (2, 8), (2, 8)), heads_formula, option=True),
     Case("bias", lambda x, b: rms_norm(x, bias=b), rows, lambda x, b: formula(x, 1.0) + b),
     Case("in fp32 too", partial(rms_norm, return_fp32=True), rows, lambda x, w: (formula(x, w), formula(x, w))),
-    Case("add_rms_norm", add_rms_norm, rows_twice, added, saved=(6, 8, 48)),
+    Case("add_rms_norm", partial(add_rms_norm, **FACTORS), rows_twice, added, saved=(6, 8, 48)),
     Case("gated", gated_rms_norm, rows_twice, gated),
     Case(
         "gated first",
