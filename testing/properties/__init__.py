@@ -5,7 +5,7 @@ twice through one graph, under no_grad, checkpoint, torch.func. `search` tries a
 error of a result.
 """
 
-from .search import PROFILES, Profile, Search
+from .search import PROFILES, Example, Profile, Search
 from .tensors import Drawn, Layout, drawn, floats, layouts, materialise
 from .tolerance import Expected, blurred, check, expect
 from .ways import WAYS, Results, Way, call
@@ -14,6 +14,7 @@ __all__ = [
     "PROFILES",
     "WAYS",
     "Drawn",
+    "Example",
     "Expected",
     "Layout",
     "Profile",

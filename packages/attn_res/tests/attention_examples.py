@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
 from testing import properties
-from testing.properties import Drawn, blurred, expect
+from testing.properties import Drawn, Example, blurred, expect
 
 WIDTHS = {
     "cpu": st.integers(1, 200) | st.sampled_from([1000, 4099]),
@@ -20,35 +19,9 @@ WIDTHS = {
 }
 
 
-@dataclass(frozen=True)
-class Example:
-    """A call: blocks, the weights and what else there is, which of them train, and how it is called."""
-
-    seed: int
-    leading: tuple[int, ...]
-    width: int
-    n_blocks: int
-    n_layers: int
-    listed: bool
-    same_twice: bool
-    dtype: torch.dtype
-    weight_dtype: torch.dtype
-    blocks: tuple[Drawn, ...]
-    weights: tuple[Drawn, ...]
-    more: tuple[Drawn, ...]
-    upstream: tuple[Drawn | None, ...]
-    normalised: bool
-    added: bool
-    return_weights: bool
-    norm_per_layer: bool
-    eps: float
-    output_rms_eps: float
-    trains: tuple[bool, ...]
-    way: str
-
-
 @st.composite
 def examples(draw, place: str) -> Example:
+    """Calls: blocks, the weights and what else there is, which of them train, and how it is called."""
     dtype = draw(properties.floats(place))
     flag = st.booleans()
     some = st.sampled_from([1, 2, 3, 4, 5, 9, 17]) if place != "emulated" else st.sampled_from([1, 2, 3, 5])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import lookup
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from npu_embedding import embedding
 
 from testing import properties
-from testing.properties import Drawn, Layout
+from testing.properties import Example
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
@@ -24,27 +23,9 @@ WIDTHS = {
 }
 
 
-@dataclass(frozen=True)
-class Example:
-    """A call: indices and how they lie, the table, dy, the options, and how it is called."""
-
-    seed: int
-    leading: tuple[int, ...]
-    rows: int
-    width: int
-    dtype: torch.dtype
-    index_dtype: torch.dtype
-    kind: str
-    indices: Layout
-    weight: Drawn
-    dy: Drawn
-    options: dict[str, Any]
-    trains: bool
-    way: str
-
-
 @st.composite
 def examples(draw, place: str) -> Example:
+    """Calls: indices and how they lie, the table, dy, the options, and how it is called."""
     rows = draw(st.sampled_from([1, 2, 5, 40, 300]))
     options: dict[str, Any] = {"scale_grad_by_freq": draw(st.booleans()), "sparse": draw(st.booleans())}
     sharded = draw(st.sampled_from([False, False, True]))

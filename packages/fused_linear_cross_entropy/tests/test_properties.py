@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from dataclasses import dataclass
 from math import ceil
-from typing import Any
 
 import losses
 import pytest
@@ -22,7 +20,7 @@ from npu_fused_linear_cross_entropy import (
 from torch import Tensor
 
 from testing import properties
-from testing.properties import Drawn, Layout
+from testing.properties import Drawn, Example
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
@@ -35,33 +33,9 @@ VOCABULARIES = {
 OUTPUTS = ("loss", "z_loss", "token_accuracy", "predicted_tokens", "lse", "entropy")
 
 
-@dataclass(frozen=True)
-class Example:
-    """A call: x, the weight, targets and what else there is, the options, what trains, and how it is called."""
-
-    seed: int
-    leading: tuple[int, ...]
-    width: int
-    vocabulary: int
-    dtype: torch.dtype
-    weight_dtype: torch.dtype
-    bias_dtype: torch.dtype | None
-    target_dtype: torch.dtype
-    x: Drawn
-    weight: Drawn
-    bias: Drawn
-    target: Layout
-    class_weight: Layout | None
-    ignored: float
-    dloss: Drawn
-    dentropy: Drawn | None
-    options: dict[str, Any]
-    trains: tuple[bool, bool, bool]
-    way: str
-
-
 @st.composite
 def examples(draw, place: str) -> Example:
+    """Calls: x, the weight, targets and what else there is, the options, what trains, and how it is called."""
     dtype = draw(properties.floats(place))
     either = st.sampled_from([dtype, torch.float32])
     x, weight = draw(properties.drawn()), draw(properties.drawn())
@@ -240,7 +214,7 @@ def test_the_loss_of_a_causal_model_is_that_of_the_next_token(device, npu_search
         drawn = random.Random(example.seed)
         items = drawn.choice([None, 7, 2.5, torch.tensor(3), torch.tensor(11.0)])
         shift = drawn.choice([True, False, "labels"])
-        example = dataclasses.replace(example, leading=example.leading or (3,), options=options)
+        example = Example(**vars(example) | {"leading": example.leading or (3,), "options": options})
         case, generator = make(example)
         labels = properties.ways.place(case.target, device.torch)
         target = case.target.contiguous().long()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import formula
@@ -20,7 +19,7 @@ from npu_rms_norm.call import CASTING_MODES
 from npu_rms_norm.reference import ACTIVATIONS
 
 from testing import properties
-from testing.properties import Drawn
+from testing.properties import Example
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
@@ -33,27 +32,9 @@ WIDTHS = {
 NORMS = ("plain", "add", "gated", "gated first")
 
 
-@dataclass(frozen=True)
-class Example:
-    """A call: what its tensors are, the options, what trains, and how it is called."""
-
-    seed: int
-    norm: str
-    leading: tuple[int, ...]
-    heads: int | None  # as many weights and biases as x has heads; None: one
-    width: int
-    dtype: torch.dtype
-    dtypes: tuple[torch.dtype | None, ...]  # of the residual or gate, the weight and the bias; None: there is none
-    drawn: tuple[Drawn, ...]
-    options: dict[str, Any]
-    y_dtype: torch.dtype | None
-    return_fp32: bool
-    trains: tuple[bool, ...]
-    way: str
-
-
 @st.composite
 def examples(draw, place: str) -> Example:
+    """Calls: what its tensors are, the options, what trains, and how it is called."""
     dtype, norm = draw(properties.floats(place)), draw(st.sampled_from(NORMS))
     either = st.sampled_from([dtype, torch.float32])
     options = {

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
-from typing import Any
 
 import formula
 import pytest
@@ -15,7 +13,7 @@ from npu_rms_norm import add_rms_norm, rms_norm
 from npu_rms_norm.call import CASTING_MODES
 
 from testing import properties
-from testing.properties import Drawn, Layout
+from testing.properties import Example, Layout
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
@@ -27,28 +25,9 @@ WIDTHS = {
 }
 
 
-@dataclass(frozen=True)
-class Example:
-    """A call: what x, the residual, the weight and dy are, the options, what trains, and how it is called."""
-
-    seed: int
-    leading: tuple[int, ...]
-    width: int
-    dtype: torch.dtype
-    weight_dtype: torch.dtype | None
-    residual_dtype: torch.dtype
-    x: Drawn
-    residual: Drawn
-    weight: Drawn
-    dy: Drawn
-    dsum: Drawn | None
-    options: dict[str, Any]
-    trains: tuple[bool, bool, bool]
-    way: str
-
-
 @st.composite
 def examples(draw, place: str) -> Example:
+    """Calls: what x, the residual, the weight and dy are, the options, what trains, and how it is called."""
     dtype = draw(properties.floats(place))
     either = st.sampled_from([dtype, torch.float32])
     width = draw(WIDTHS[place])
