@@ -138,6 +138,18 @@ def test_annotated_scalars_flags_none_and_one(flag):
     assert y.item() == 2**40 - 5 + 200 + 2**31 + 1 + 1 + 1000 * flag
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("final", [False, True])
+def test_terms_of_a_product_are_added_one_after_another(dtype, final):
+    a, b, c = torch.randn(40, 70).to(dtype), torch.randn(70, 33).to(dtype), torch.empty(40, 33)
+    with emulate(final=final):
+        matmul[(2, 2)](a, b, c, 40, 33, 70, BM=32, BN=32, BK=32)
+    expected = torch.zeros(40, 33)
+    for k in range(70):
+        expected = expected + a[:, k : k + 1].float() * b[k : k + 1].float()
+    assert torch.equal(c, expected)
+
+
 def test_matmul():
     a, b, c = torch.randn(50, 70).bfloat16(), torch.randn(70, 40).bfloat16(), torch.full((50, 40), float("nan"))
     with emulate():

@@ -70,6 +70,7 @@ _SOURCES = (  # the code that decides what is in a shared object
     "execute/linalg/library.py",
     "execute/linalg/loops.py",
     "execute/linalg/lowering.py",
+    "execute/linalg/products.py",
     "execute/linalg/sums.py",
     "execute/native.py",
     "module/arithmetic.py",

@@ -21,11 +21,12 @@ static char *element(const view *v, int64_t row_, int64_t column) {
   return v->p + at * element_bytes[(int)v->type];
 }
 
-static float fractal(const view *v, int64_t row_, int64_t column) {
-  const row one = {.v = v, .p = element(v, row_, column), .stride = 1};
-  if (v->type == I8) return *(const int8_t *)one.p;
-  float piece[1];
-  return *floats(&one, 0, 1, piece);
+// Elements of a row of a matrix in fractals from a column on, within the fractal that this column is in.
+static const float *fractal(const view *v, int64_t row_, int64_t column, int64_t n, float *piece) {
+  const row one = {.v = v, .p = element(v, row_, column), .stride = v->s[3]};
+  if (v->type != I8) return floats(&one, 0, n, piece);
+  for (int64_t c = 0; c < n; c++) piece[c] = *(const int8_t *)(one.p + c * one.stride);
+  return piece;
 }
 
 static float *room_for(int64_t count) {
@@ -43,9 +44,15 @@ static int64_t largest(const view *v) { return v->n[0] * v->n[1] * v->n[2] * v->
 
 static void take(const instruction *i, const view *v, float *to, int is_turned) {
   if (v->rank != 4) fail_text("%s: an operand of %d axes", i->name, v->rank);
-  const int64_t rows = v->n[1] * v->n[2], columns = v->n[0] * v->n[3];
+  const int64_t rows = v->n[1] * v->n[2], wide = v->n[3], columns = v->n[0] * wide;
+  float piece[PIECE];
+  if (wide > PIECE) fail_text("%s: fractals of %ld columns", i->name, (long)wide);
   for (int64_t r = 0; r < rows; r++)
-    for (int64_t c = 0; c < columns; c++) to[is_turned ? c * rows + r : r * columns + c] = fractal(v, r, c);
+    for (int64_t c = 0; c < columns; c += wide) {
+      const float *from = fractal(v, r, c, wide, piece);
+      if (!is_turned) memcpy(to + r * columns + c, from, sizeof(float) * (size_t)wide);
+      else for (int64_t k = 0; k < wide; k++) to[(c + k) * rows + r] = from[k];
+    }
 }
 
 // Operands of take_a and take_b: the matrix, and the other matrix for its size alone (attribute 6). Attribute 1: transposed.
@@ -130,11 +137,13 @@ void do_nd2nz(const instruction *i, const view *const *o) {
   if (rows > to->n[1] * r || columns > to->n[0] * c) fail_text("%s of %ld x %ld into too few fractals", i->name, (long)rows, (long)columns);
   view tile = tile_of(from, rows, columns, from->type);
   transfer(from, &tile);
+  if (to->s[3] != 1) fail_text("%s into fractals whose rows have strides", i->name);
   for (int64_t row_ = 0; row_ < rows; row_++)
-    for (int64_t column = 0; column < (columns + c - 1) / c * c; column++) {
+    for (int64_t column = 0; column < columns; column += c) {
       char *at = element(to, row_, column);
-      if (column < columns) memcpy(at, tile.p + (row_ * columns + column) * (int64_t)bytes, bytes);
-      else memset(at, 0, bytes);
+      const int64_t n = columns - column < c ? columns - column : c;
+      memcpy(at, tile.p + (row_ * columns + column) * (int64_t)bytes, (size_t)n * bytes);
+      memset(at + n * (int64_t)bytes, 0, (size_t)(c - n) * bytes);
     }
   free(tile.low);
 }
@@ -145,17 +154,17 @@ void do_fixpipe(const instruction *i, const view *const *o) {
   const int integers = from->type == I32 && to->type == I32;
   if (from->rank != 4 || to->rank != 2 || !(integers || (from->type == F32 && is_float(to->type))))
     fail_text("%s is not known in this form", i->name);
-  const int64_t rows = to->n[0], columns = to->n[1];
+  const int64_t rows = to->n[0], columns = to->n[1], wide = from->n[3];
+  if (from->s[3] != 1 || wide > PIECE) fail_text("%s of fractals whose rows have strides, or %ld columns", i->name, (long)wide);
   view tile = tile_of(to, rows, columns, to->type);
-  for (int64_t row_ = 0; row_ < rows; row_++) {
-    const row out = {.v = &tile, .p = tile.p, .stride = 1};
-    for (int64_t column = 0; column < columns; column++) {
-      const int64_t number_ = row_ * columns + column;
-      const float x = integers ? 0 : fractal(from, row_, column);
-      if (integers) memcpy(tile.p + number_ * 4, element(from, row_, column), 4);
-      else put_floats(&out, number_, 1, &x);
+  const row out = {.v = &tile, .p = tile.p, .stride = 1};
+  float piece[PIECE];
+  for (int64_t row_ = 0; row_ < rows; row_++)
+    for (int64_t column = 0; column < columns; column += wide) {
+      const int64_t number_ = row_ * columns + column, n = columns - column < wide ? columns - column : wide;
+      if (integers) memcpy(tile.p + number_ * 4, element(from, row_, column), (size_t)n * 4);
+      else put_floats(&out, number_, n, fractal(from, row_, column, n, piece));
     }
-  }
   transfer(&tile, to);
   free(tile.low);
 }

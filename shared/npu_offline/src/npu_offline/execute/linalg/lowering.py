@@ -31,6 +31,7 @@ from .casts import define_casts
 from .instrument import instrument
 from .library import PRINTING, write_out
 from .memory import keep_tensors_whose_memory_is_read
+from .products import order_products
 from .sums import widen_sums
 
 ENTRY = "npu_offline_entry"
@@ -118,6 +119,7 @@ def lower(linalg: str, toolchain: str, *, wide_sums: bool = False) -> str:
     _prepare(module)
     define_casts(module)
     keep_tensors_whose_memory_is_read(module)
+    order_products(module)
     if wide_sums:
         widen_sums(module)
     functions = list(parse(opt(program, text(module), *_PASSES, "--mlir-print-op-generic")).body.block.ops)
