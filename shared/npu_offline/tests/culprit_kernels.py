@@ -144,3 +144,9 @@ def accumulated(x, y, N: tl.constexpr):
     """y is the sum of x; its programs race."""
     o = tl.program_id(0) * N + tl.arange(0, N)
     tl.store(y, tl.load(y) + tl.sum(tl.load(x + o)))
+
+
+@triton.jit
+def summed_bytes(x, y, N: tl.constexpr):
+    """y is the sum of x, which Triton 3.2 takes in int8."""
+    tl.store(y, tl.sum(tl.load(x + tl.arange(0, N)), 0).to(tl.int32))

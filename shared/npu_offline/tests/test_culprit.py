@@ -74,11 +74,13 @@ def test_run_says_whose_fault_it_is(call, said, capsys):
         (f"shifted x=i32:64:{ANY} y=i32:64 N=64 --grid 1", 22),
         ("quotient x=i32:64:16777216..2147483647 y=i32:64 n=3 N=64 --grid 1", 23),
         (f"gathered {GATHER}", 27),
+        ("summed_bytes x=i8:64:50..100 y=i32:1 N=64 --grid 1 --linalg-only --expect y=x.sum().view(1)", 24),
     ],
     ids=lambda value: value.split()[0] if isinstance(value, str) else None,
 )
 def test_a_verdict_names_the_fault_and_the_way_round(call, fault, capsys):
-    main(["run", *f"{FILE}::{call} --toolchain 1.2.0".split()])
+    newest = "" if "--linalg-only" in call else " --toolchain 1.2.0"
+    main(["run", *f"{FILE}::{call}{newest}".split()])
     assert f"  perhaps compiler fault {fault}: " in capsys.readouterr().out
 
 
@@ -117,6 +119,41 @@ def test_integers_wrap_and_have_the_sign_that_the_kernel_says():
     ]
     assert torch.equal(y, torch.stack(of_bits).to(torch.int8))
     assert torch.equal(wide, torch.stack([u, x.long(), (u < 100).long(), u // 7]))
+
+
+@triton.jit
+def shifts(x, amounts, y, UNSIGNED: tl.constexpr, N: tl.constexpr):
+    o = tl.arange(0, N)
+    b_x, b_n = tl.load(x + o).to(UNSIGNED, bitcast=True), tl.load(amounts + o)
+    b_i = tl.load(x + o)
+    tl.store(y + o, (b_x >> 3).to(b_i.dtype, bitcast=True))
+    tl.store(y + N + o, b_i >> 3)
+    tl.store(y + 2 * N + o, b_i << 5)
+    tl.store(y + 3 * N + o, (b_x >> b_n.to(UNSIGNED, bitcast=True)).to(b_i.dtype, bitcast=True))
+    tl.store(y + 4 * N + o, b_i >> b_n)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "unsigned"), [(torch.int16, tl.uint16), (torch.int32, tl.uint32), (torch.int64, tl.uint64)], ids=str
+)
+def test_shifts_keep_or_copy_the_sign(dtype, unsigned):
+    limits = torch.iinfo(dtype)
+    x = torch.randint(limits.min, limits.max, (64,), dtype=dtype)
+    amounts = torch.randint(0, limits.bits, (64,), dtype=dtype)
+    y = torch.empty(5, 64, dtype=dtype)
+    with emulate("Ascend910B4", meaning="only"):
+        shifts[(1,)](x, amounts, y, UNSIGNED=unsigned, N=64)
+    numbers, moved = x.tolist(), amounts.tolist()
+    without_sign = [number % 2**limits.bits for number in numbers]
+    of_bits = [
+        [number >> 3 for number in without_sign],
+        [number >> 3 for number in numbers],
+        [number << 5 for number in numbers],
+        [number >> n for number, n in zip(without_sign, moved, strict=True)],
+        [number >> n for number, n in zip(numbers, moved, strict=True)],
+    ]
+    half = 2 ** (limits.bits - 1)
+    assert y.tolist() == [[(number + half) % (2 * half) - half for number in row] for row in of_bits]
 
 
 @triton.jit

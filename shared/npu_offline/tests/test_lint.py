@@ -208,6 +208,14 @@ def test_a_rule_on_the_language_names_the_line(rule):
     ] == [True]
 
 
+@pytest.mark.parametrize(("given", "said"), [(tl.int8, "tl.sum of int8 ("), (tl.int16, "tl.sum of int16 (")])
+def test_sums_of_narrow_integers_are_named(given, said):
+    launch = launched(summed_mask_kernel, e(64), index(1), BLOCK=64, DTYPE=given, RUNNING=False)
+    assert [each.message.startswith(said) for each in lint_kernel(launch) if each.rule == "mask-sum"] == [True]
+    launch = launched(summed_mask_kernel, e(64), index(64), BLOCK=64, DTYPE=given, RUNNING=True)
+    assert "mask-sum" not in rules(launch)
+
+
 @pytest.mark.parametrize(("given", "found"), [(tl.uint8, False), (tl.uint16, True)])
 def test_unsigned_bytes_are_left_alone(given, found):
     x = torch.empty(64, dtype=torch.int8 if given == tl.uint8 else torch.int16)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -19,6 +19,7 @@ from ..execute.meaning.compare import unlike
 from ..launches import LaunchRecord
 from ..lint.catalogue import RULES
 from ..lint.engine import lint_kernel
+from ..lint.rules import Compiled, subject_of
 from ..toolchain.compilation import front_end_of
 from ..toolchain.compilers import VERSIONS
 from .execution import LINALG, MEANING, MOVED, RACING
@@ -52,7 +53,9 @@ class Verdict:
         return f"{self.culprit} is wrong: {self.text}" if self.culprit else self.text
 
 
-_OF_FRONT_END = {10, 11, 13, 16, 18, 20, 27, 30}  # faults; the others are of compilers
+_OF_LANGUAGE = {24}  # faults: what this Triton means is not what later ones do
+_OF_FRONT_END = {10, 11, 13, 16, 18, 20, 27, 30}
+_OF_COMPILERS = set(range(1, 100)) - _OF_FRONT_END
 _MOST = 2  # faults that are named
 _SIGNS = {  # in a TTIR, of faults that no rule of lint looks for, with the way round
     13: ("tt.mulhiui", "product halves of 16 bits"),
@@ -71,9 +74,13 @@ def signs_in(record: LaunchRecord, soc: str, toolchain: str) -> dict[int, str]:
 
     Args:
         record: a launch of it.
-        soc, toolchain: what it is compiled for, and by what.
+        soc, toolchain: what it is compiled for, and by what; no toolchain: faults of the language alone.
     """
     found: dict[int, str] = {}
+    if not toolchain:
+        rule = RULES["mask-sum"]
+        said = next(rule.check(Compiled(subject_of(record, soc, VERSIONS[-1]))), "")
+        return {24: f"{said}. {rule.reason}"} if said else {}
     for finding in lint_kernel(record, soc=soc, toolchain=toolchain):
         about = RULES[finding.rule].reason
         number = re.search(r"compiler fault (\d+)", about)
@@ -100,7 +107,7 @@ def verdicts_of(
 
     Args:
         outcomes: of one call at each level.
-        signs: as `signs_in` finds them with a version of the compiler.
+        signs: as `signs_in` finds them with a version of the compiler, or none.
         again: runs the call again, given the kind of numbers and a level.
         fitting: what would fit with a version of the compiler, behind what says that the kernel does not.
         expected: whether results were compared with an expectation.
@@ -118,7 +125,7 @@ def verdicts_of(
         elif version in CANN and not final.refused and not linalg.problem:
             text = final.problem or _unlike(final, linalg, moved, "Linalg IR")
             if text:
-                by_text.setdefault(text + _hint(signs(version), front_end=False), []).append(version)
+                by_text.setdefault(text + _hint(signs(version), _OF_COMPILERS), []).append(version)
     for text, versions in too_large.items():
         found.append(Verdict(KERNEL, f"it does not fit with {_named(versions)}: {text}"))
     for text, versions in by_text.items():
@@ -154,15 +161,16 @@ def _of_ir(
         return
     is_what_chips_compute = linalg.ok and not linalg.refused  # the expectation
     if meaning.problem or not (meaning.ok or is_what_chips_compute):
-        yield Verdict(KERNEL, f"{_said(meaning)}; its TTIR says so, as Triton itself defines it")
+        said = f"{_said(meaning)}; its TTIR says so, as Triton itself defines it"
+        yield Verdict(KERNEL, said + ("" if meaning.problem else _hint(signs(""), _OF_LANGUAGE)))
     if linalg.refused or meaning.problem:
         return
     if isinstance(linalg.error, RaceError) and isinstance(again(linalg.numbers, RACING).error, RaceError):
         yield Verdict(KERNEL, f"{linalg.problem}; its TTIR says so, as Triton itself defines it")
     elif linalg.problem:
-        yield Verdict(FRONT_END, f"{linalg.problem}; its TTIR does not{_hint(signs(VERSIONS[-1]), front_end=True)}")
+        yield Verdict(FRONT_END, f"{linalg.problem}; its TTIR does not{_hint(signs(VERSIONS[-1]), _OF_FRONT_END)}")
     elif text := _unlike(linalg, meaning, moved, "TTIR"):
-        yield Verdict(FRONT_END, f"{text}{_hint(signs(VERSIONS[-1]), front_end=True)}")
+        yield Verdict(FRONT_END, f"{text}{_hint(signs(VERSIONS[-1]), _OF_FRONT_END)}")
 
 
 def _said(outcome: Outcome) -> str:
@@ -192,7 +200,7 @@ def _moved(moved: Moved, numbers: str, name: str, meant: Tensor) -> Tensor:
     return moved(numbers).get(name, meant)
 
 
-def _hint(signs: Mapping[int, str], *, front_end: bool) -> str:
+def _hint(signs: Mapping[int, str], faults: Container[int]) -> str:
     """The faults of a culprit whose signs a kernel has."""
-    found = [(number, text) for number, text in signs.items() if (number in _OF_FRONT_END) == front_end]
+    found = [(number, text) for number, text in signs.items() if number in faults]
     return "".join(f"\n  perhaps compiler fault {number}: {text}" for number, text in found[:_MOST])

@@ -13,6 +13,7 @@ from .rules import Compiled, Rule
 from .view import copied_whole_from, integer_bits, kernel_of, pointers_of, tensor
 
 _EXACT = 2**24  # integers below it are numbers of fp32
+_INT = 32  # bits: what later Tritons sum narrower integers in
 _BYTE = 8  # bits: unsigned bytes are right
 _VIEWS = ("tt.addptr", "tt.splat", "tt.broadcast", "tt.expand_dims")
 _COMPOSED = {"math.fma": "tl.fma", "math.exp2": "tl.exp2", "math.log2": "tl.log2"}
@@ -88,16 +89,17 @@ def _end(value: SSAValue) -> int:
 
 def mask_sum(compiled: Compiled) -> Iterator[str]:
     """Triton 3.2 sums a mask modulo 2, and the compilers make "any" of that; later Tritons and CUDA's count (compiler
-    fault 24). A running sum of a mask does not compile. Sum `mask.to(tl.int32)`."""
+    fault 24). A running sum of a mask does not compile. Likewise int8 is summed modulo 256 and int16 modulo 65536, where
+    later Tritons sum int32. Sum `x.to(tl.int32)`."""
     for op, line in compiled.triton:
         around = op.parent_op()
-        if (
-            name_of(op) == "arith.addi"
-            and around
-            and name_of(around) in ("tt.reduce", "tt.scan")
-            and _bits(op.operands[0]) == 1
-        ):
-            yield f"{'tl.sum' if name_of(around) == 'tt.reduce' else 'tl.cumsum'} of a mask{line}"
+        if name_of(op) != "arith.addi" or around is None or name_of(around) not in ("tt.reduce", "tt.scan"):
+            continue
+        bits, running = _bits(op.operands[0]), name_of(around) == "tt.scan"
+        if bits == 1:
+            yield f"{'tl.cumsum' if running else 'tl.sum'} of a mask{line}"
+        elif bits < _INT and not running:
+            yield f"tl.sum of int{bits}{line}"
 
 
 def nan_maximum(compiled: Compiled) -> Iterator[str]:
