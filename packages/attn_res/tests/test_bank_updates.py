@@ -1,6 +1,7 @@
 """A bank and a prefix that a call writes to: what is appended, what is added in place, and their gradients."""
 
 import functools
+from itertools import product
 
 import banks
 import depth
@@ -166,13 +167,19 @@ def test_a_prefix_that_a_backward_needs_must_stay(device):
         first.output.sum().backward()
 
 
-@pytest.mark.parametrize("changed", ["a block", "all", "a view", "an earlier append"])
-def test_blocks_that_a_backward_needs_must_stay(device, changed):
-    """As any tensor that autograd keeps, though appends behind them are no error."""
+CHANGES = ["a block", "all", "a view"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "counted"), [*product(CHANGES, [False, True]), ("an earlier append", False)], ids=lambda value: f"{value}"
+)
+def test_blocks_that_a_backward_needs_must_stay(device, changed, counted):
+    """As any tensor that autograd keeps, though appends behind them are no error. `counted`: n_blocks is on the device."""
     bank, prefix, x, *weights = leaves_of(device)
     memory = bank.detach().nan_to_num()
-    first = attn_res_bank(memory, 2, prefix, *weights, layer_output=x, append=True)
-    second = attn_res_bank(memory, 3, first.prefix, *weights, append=True)
+    two, three = (torch.tensor(n, device=bank.device) if counted else n for n in (2, 3))
+    first = attn_res_bank(memory, two, prefix, *weights, layer_output=x, append=True)
+    second = attn_res_bank(memory, three, first.prefix, *weights, append=True)
     second.output.sum().backward(retain_graph=True)
     first.output.sum().backward(retain_graph=True)
     with torch.no_grad():

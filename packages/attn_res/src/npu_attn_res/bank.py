@@ -48,8 +48,8 @@ def attn_res_bank(
 
     p is rounded to the prefix's dtype before it is used. Rows that do not fit on chip take PyTorch's operators. Arithmetic
     is fp32, h is rounded once. The bank, the prefix, the layer's output and h may have dtypes of their own. With gradients,
-    any write to the bank before the backward, but an append behind its blocks, is PyTorch's error. The gradient of a bank
-    has its shape, zero behind its blocks.
+    any write to the bank before the backward, but an append behind its blocks (with an n_blocks on the device, an append
+    too), is PyTorch's error. The gradient of a bank has its shape, zero behind its blocks.
 
     Args:
         bank: [..., capacity, D], fp32, bf16 or fp16 (fp64 too on a CPU), rows at any one stride; or a list (tuple,

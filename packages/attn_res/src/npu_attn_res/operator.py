@@ -85,8 +85,8 @@ class _AttnRes(Function):
         stacked, n_blocks, eps, norm_eps, dtype, save, *update = options
         _, in_place = update or (False, False)
         weights = (query, rms_weight, output_rms_weight)
-        is_followed = stacked and prefix is not None and device_count is None and has_versions(blocks[0])
-        ctx.read = ReadBlocks(blocks[0], n_blocks) if is_followed else None
+        is_followed = stacked and prefix is not None and has_versions(blocks[0])
+        ctx.read = ReadBlocks(blocks[0], n_blocks if device_count is None else None) if is_followed else None
         save_statistics = True
         options = (stacked, n_blocks, eps, norm_eps, dtype, save_statistics, *update)
         h, y, new_prefix, *statistics = run(blocks, device_count, prefix, layer_output, *weights, *options)
@@ -184,25 +184,26 @@ BACKWARD.gradient()
 class ReadBlocks:
     """The first n blocks of a bank as a call has read them: a later backward reads them again."""
 
-    def __init__(self, blocks: Tensor, n_blocks: int) -> None:
-        """For blocks [capacity, ..., D]. With n_blocks of 0 no write is an error."""
+    def __init__(self, blocks: Tensor, n_blocks: int | None) -> None:
+        """For blocks [capacity, ..., D]. With n_blocks of 0 no write is an error. None: on the device; no append is one."""
         self._blocks, self._n_blocks = blocks.detach(), n_blocks  # of the same version
         self._others = self._count_others()
 
     def check(self) -> None:
         """Raises PyTorch's error where anything but appends behind these blocks was written to the bank since."""
-        if self._n_blocks and self._count_others() > self._others:
+        if self._n_blocks != 0 and self._count_others() > self._others:
+            n_blocks = "n_blocks" if self._n_blocks is None else self._n_blocks
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: a bank of "
-                f"{tuple(self._blocks.shape)} (capacity first), of whose blocks the first {self._n_blocks} must keep their "
-                "values until the backward; behind them append=True alone may write."
+                f"{tuple(self._blocks.shape)} (capacity first), of whose blocks the first {n_blocks} must keep their values "
+                "until the backward; behind them append=True alone may write."
             )
 
     def _count_others(self) -> int:
         """Versions of the bank that are no appends behind these blocks."""
         others, own = self._blocks._version, _place(self._blocks, 0)
         for (bank, block), versions in _appends(self._blocks).items():
-            if bank != own or block is None or block >= self._n_blocks:
+            if bank != own or block is None or self._n_blocks is None or block >= self._n_blocks:
                 others -= versions
         return others
 
