@@ -1,5 +1,7 @@
 """`linear_log_probs`: every output and its gradients against fp64, in every way to cut tokens and vocabulary."""
 
+import math
+
 import log_probs
 import pytest
 import torch
@@ -155,6 +157,34 @@ def test_every_column_is_the_largest_first(device):
     tensors = log_probs.make(vocabulary=1000)
     del tensors["temperature"]
     log_probs.check(tensors, device.torch, 2e-5, top_k=1000, memory_budget=2**13)
+
+
+@pytest.mark.parametrize("options", [{}, {"return_entropy": True, "top_k": 3}, {"batch_invariant": True}], ids=str)
+@pytest.mark.parametrize("bad", [-1.0, 0.0, math.nan])
+def test_a_temperature_that_is_not_above_zero_gives_nan_unless_its_token_is_ignored(device, bad, options):
+    tensors = log_probs.make((8,), temperature=True)
+    del tensors["ids"]
+    tensors["target"] = torch.tensor([1, 2, -100, 3, -100, 4, 5, 6])
+    given, leaves = log_probs.leaves_of(tensors, device.torch)
+
+    def outputs(temperature):
+        found = linear_log_probs(**{**given, "temperature": temperature}, **options)
+        return [found] if isinstance(found, torch.Tensor) else [each for each in found[:4] if each is not None]
+
+    x, weight, temperature = (leaves[name] for name in ("x", "weight", "temperature"))
+    expected = outputs(temperature)
+    ignored = temperature * 1
+    with torch.no_grad():
+        ignored[tensors["target"] == -100] = bad
+    found = outputs(ignored)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+    for one in torch.autograd.grad(sum(each.sum() for each in found), (x, weight, temperature)):
+        assert one.isfinite().all()
+    with torch.no_grad():
+        ignored[1] = bad
+    for each in outputs(ignored.detach()):
+        assert each[1].isnan().all() and each[0].isfinite().all()
 
 
 def test_a_row_of_minus_infinity_but_for_some(device):

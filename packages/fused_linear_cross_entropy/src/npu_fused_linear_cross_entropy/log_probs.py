@@ -75,7 +75,9 @@ def linear_log_probs(
             stays as it is. The target should be one of them. Other outputs are of the whole vocabulary.
         top_k: return so many of the largest log-probabilities of each token, and their columns. Which of equal logits come
             first is not said.
-        temperature: a number above 0, or a tensor of such numbers that expands to [...], x's dtype or fp32.
+        temperature: a number above 0, or a tensor of such numbers that expands to [...], x's dtype or fp32. The
+            log-probabilities of a token whose own number is not above 0 are NaN: nothing waits for a device to raise an
+            error. Tokens that do not count may have any.
         ignore_index: all outputs of tokens with this target are 0, and have no gradient; their top_ids are -1.
         softcap: c, for logits c tanh(t / c) / temperature; None for no cap.
         return_entropy, return_square_sum, return_mean_logit, return_is_top: return these too.
@@ -151,7 +153,6 @@ def linear_log_probs(
         raise ValueError("counted_tokens and sequence_parallel must be left out where batch_invariant is True.")
     x, weight, bias, frozen = joined(x, weight, bias, adapter, weight_grad)
     shape = torch.Size(whole_shape(x, options))
-    rates = _rates(temperature, x, shape) if isinstance(temperature, Tensor) else None
     has_target = target is not None
     targets = torch.full(shape, int(ignore_index == 0), device=x.device) if target is None else target  # not ignored
     check_loss(x, weight, targets, bias, None, frozen, options)
@@ -165,7 +166,7 @@ def linear_log_probs(
     is_loss = (
         has_target
         and ids is None
-        and rates is None
+        and not isinstance(temperature, Tensor)
         and not any((asked.top_k, asked.square_sum, asked.mean_logit, asked.is_top))
     )
     if vocab_parts > 1:
@@ -174,6 +175,9 @@ def linear_log_probs(
         check_columns_early("target", targets, options)
     if is_distributed((x, weight, target, bias)) and (batch_invariant or not is_loss):
         raise ValueError("batch_invariant must be False, and entropies alone asked for, where there are DTensors.")
+    rates = None
+    if isinstance(temperature, Tensor):
+        rates = _rates(temperature, x, shape, are_counted(targets, ignore_index) if has_target else None)
 
     def score(x: Tensor, target: Tensor, ids: Tensor | None, rates: Tensor | None) -> LogProbs:
         """The outputs of tokens, the log-probabilities negated where they are a loss."""
@@ -251,8 +255,8 @@ def _check_parts(weight: Tensor, is_invariant_loss: bool, options: Options) -> N
         raise ValueError(f"vocab_parts is {parts} and must divide the vocabulary, {size}, into {some}.")
 
 
-def _rates(temperature: Tensor, x: Tensor, shape: torch.Size) -> Tensor:
-    """1 / temperature of each token [...]."""
+def _rates(temperature: Tensor, x: Tensor, shape: torch.Size, counted: Tensor | None) -> Tensor:
+    """1 / temperature of each token [...]: 1 where it does not count, else inf below 0, so that what comes of it is NaN."""
     arguments.floating("x", x)
     arguments.floating("temperature", temperature)
     arguments.parameter_dtype("temperature", temperature, x, "x's")
@@ -260,7 +264,8 @@ def _rates(temperature: Tensor, x: Tensor, shape: torch.Size) -> Tensor:
     if temperature.dim() > len(shape) or not all(size in (1, wanted) for size, wanted in sizes):
         arguments.shape("temperature", temperature, shape)
     arguments.device("temperature", temperature, x, "x's")
-    return 1.0 / temperature.to(statistics_dtype(x.dtype)).expand(shape)
+    temperature = temperature.to(statistics_dtype(x.dtype)).clamp(min=0).expand(shape)
+    return 1.0 / (temperature if counted is None else torch.where(counted, temperature, 1.0))
 
 
 def _renormalised(found: LogProbs, kept: Tensor, counted: Tensor, ignore_index: int) -> LogProbs:
