@@ -194,7 +194,9 @@ from torch._C import _cuda_getCurrentRawStream
 
 assert torch.cuda.is_available() and torch.cuda.device_count() == 1
 x = torch.randn(8, device="cuda")
-assert x.is_cuda
+assert x.is_cuda and x.get_device() == 0
+with torch.cuda.nvtx.range("first"):
+    torch.cuda.nvtx.mark("second")
 with torch.cuda.device(x.device), torch.cuda.stream(torch.cuda.Stream()):
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()

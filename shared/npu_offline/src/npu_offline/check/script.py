@@ -119,6 +119,7 @@ def _modules(soc: str) -> Iterator[None]:
         mock.patch.object(torch.nn.Module, "npu", lambda module, device=None: module, create=True),
         mock.patch.object(torch.nn.Module, "cuda", lambda module, device=None: module),
         mock.patch.object(torch.Tensor, "is_npu", True, create=True),
+        mock.patch.object(torch.Tensor, "get_device", lambda tensor: 0),
         mock.patch.object(torch.Tensor, "npu", lambda tensor, *_, **__: tensor, create=True),
     ):
         yield
@@ -180,6 +181,8 @@ def _cuda_is(npu: types.ModuleType) -> Iterator[None]:
     forwarded = {name: value for name, value in vars(npu).items() if not name.startswith("_")}
     forwarded |= {"is_available": is_available, "device_count": device_count, "_lazy_init": missing}
     with contextlib.ExitStack() as stack:
+        for name in ("range_push", "range_pop", "mark"):
+            stack.enter_context(mock.patch.object(torch.cuda.nvtx, name, lambda *_: 0))
         for name, value in forwarded.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value, create=True))
         stack.enter_context(mock.patch.object(torch, "Generator", Generator))
