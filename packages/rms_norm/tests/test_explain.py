@@ -1,5 +1,7 @@
 """What `explain` says of a call is what the call launches, wherever there are kernels."""
 
+import re
+
 import pytest
 import torch
 from npu_rms_norm import add_rms_norm, explain, gated_rms_norm, qk_rms_norm, rms_norm
@@ -64,3 +66,11 @@ def test_a_call_of_any_size_needs_no_memory():
 def test_what_does_not_go_with_quantised_is_an_error(option):
     with pytest.raises(ValueError, match=r"goes with neither"):
         explain(tokens=8, width=64, chip="H200", quantised="int8", **{option: True})
+
+
+def test_why_says_what_the_way_before_would_have_needed():
+    first, second = explain(tokens=8192, width=6144, chip="Ascend910B4", backward=True).launches[:2]
+    for launch, better in ((first, "several rows, no room left"), (second, "several rows, no room left")):
+        needed = int(re.search(rf"{better} would need ([\d,]+) of 196,608 bytes", launch.why)[1].replace(",", ""))
+        assert needed > 196608
+    assert "would need" not in explain(tokens=8192, width=1024, chip="Ascend910B4").launches[0].why

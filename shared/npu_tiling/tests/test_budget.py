@@ -2,7 +2,7 @@ import dataclasses
 import itertools
 
 import pytest
-from npu_tiling import Block, Candidate, Tile, UnifiedBufferError, first_fit, fit, footprint, persistent_grid, soc
+from npu_tiling import Block, Candidate, Tile, UnifiedBufferError, first_fit, fit, footprint, passed_over, persistent_grid, soc
 
 B4 = soc("Ascend910B4")
 
@@ -60,6 +60,8 @@ def test_the_first_way_that_fits_is_taken(width, found):
         Candidate("columns", [Tile("x", (1, "N"), 2)], [Block("N", width)]),
     ]
     assert first_fit(candidates, B4) == found
+    before = {"two buffers": None, "one buffer": ("two buffers", 8 * width), "columns": ("one buffer", 2 * width)}
+    assert passed_over(candidates, found[0], B4) == before[found[0]]
 
 
 def test_no_way_that_fits_is_an_error_of_the_last_one():

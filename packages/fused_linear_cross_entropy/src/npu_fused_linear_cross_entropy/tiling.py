@@ -100,7 +100,11 @@ class ChunkTiling(Tiling):
 
     @property
     def why(self) -> str:
-        return f"a row of {self.shape.width} columns is {'longer than' * self.streams or 'within'} one tile"
+        shape, device = self.shape, self.device
+        if not self.streams:
+            return f"a row of {shape.width} columns is within one tile"
+        needed = footprint(tiles(shape, device, shape.width, streams=False), {"BLOCK_M": ROWS}, device)
+        return f"{ROWS} whole rows of {shape.width} columns would need {needed:,} of {device.ub_bytes:,} bytes"
 
     @property
     def streams(self) -> bool:

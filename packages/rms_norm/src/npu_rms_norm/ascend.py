@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from math import ceil, gcd
 from typing import Any, NamedTuple
 
-from npu_tiling import Block, Candidate, Device, Tile, first_fit, footprint, persistent_grid
+from npu_tiling import Block, Candidate, Device, Tile, first_fit, footprint, passed_over, persistent_grid
 from npu_tiling.budget import FP32, equal_blocks, here, round_up
 from npu_tiling.device import gradient_of_rows, load_block, round_to, store_block, tl, triton
 from npu_tiling.partials import store_partial
@@ -432,6 +432,12 @@ class AscendTiling(RowTiling):
         return self.rule.way
 
     @property
+    def why(self) -> str:
+        better = passed_over(_candidates(self.shape, self.device), self.rule, self.device)
+        needed = f"; {better[0].way} would need {better[1]:,} of {self.device.ub_bytes:,} bytes" if better else ""
+        return f"{self.rule.why}{needed}"
+
+    @property
     def split(self) -> str:
         """How programs share the rows: SPLIT of this page."""
         if self.shape.per_head:
@@ -517,9 +523,24 @@ class AscendTiling(RowTiling):
 
 def choose(shape: Shape, device: Device) -> AscendTiling:
     """The tiling of the first rule that fits. Raises `npu_tiling.UnifiedBufferError` where none does."""
+    unit = _unit(shape, device)
+    padded, rows_block = round_up(shape.width, unit), _rows_block(shape, device)
+    rule, blocks = first_fit(_candidates(shape, device), device)
+    if rule.kernel == "wide":
+        columns = equal_blocks(padded, blocks["BLOCK_N"], unit)
+        return AscendTiling(shape=shape, device=device, rule=rule, rows=1, columns=columns)
+    rows, groups = blocks["ROWS"], 1
+    if rows > 1 and rows_block.multiple_of > 1:
+        rows, groups = shape.n_inner, rows // shape.n_inner
+    elif shape.n_outer > 1:  # equal tiles: no short one at the end of every group
+        rows = ceil(shape.n_inner / ceil(shape.n_inner / rows))
+    return AscendTiling(shape=shape, device=device, rule=rule, groups=groups, rows=rows, columns=padded)
+
+
+def _candidates(shape: Shape, device: Device) -> list[Candidate[Rule]]:
+    """The rules for a kind of launch, with what each keeps on chip."""
     unit, itemsize = _unit(shape, device), min(shape.itemsizes)
-    padded = round_up(shape.width, unit)
-    rows_block = _rows_block(shape, max(2, ROWS_BYTES // (padded * itemsize)))
+    padded, rows_block = round_up(shape.width, unit), _rows_block(shape, device)
     columns_block = Block("BLOCK_N", min(padded, COLUMNS_BYTES // itemsize), unit, unit)
     launch = _kinds(shape, device)
     candidates = []
@@ -537,16 +558,7 @@ def choose(shape: Shape, device: Device) -> AscendTiling:
             if rows_block.multiple_of > 1:  # a tile of several groups is loaded and stored through a second one
                 tiles.append(Tile("rows of groups", ("ROWS", padded), FP32))
         candidates.append(Candidate(rule, tiles, (rows_block if rule.rows == "several" else Block("ROWS", 1),)))
-    rule, blocks = first_fit(candidates, device)
-    if rule.kernel == "wide":
-        columns = equal_blocks(padded, blocks["BLOCK_N"], unit)
-        return AscendTiling(shape=shape, device=device, rule=rule, rows=1, columns=columns)
-    rows, groups = blocks["ROWS"], 1
-    if rows > 1 and rows_block.multiple_of > 1:
-        rows, groups = shape.n_inner, rows // shape.n_inner
-    elif shape.n_outer > 1:  # equal tiles: no short one at the end of every group
-        rows = ceil(shape.n_inner / ceil(shape.n_inner / rows))
-    return AscendTiling(shape=shape, device=device, rule=rule, groups=groups, rows=rows, columns=padded)
+    return candidates
 
 
 def _kinds(shape: Shape, device: Device) -> set[str]:
@@ -562,8 +574,10 @@ def _unit(shape: Shape, device: Device) -> int:
     return device.ub_align // (1 if shape.quantised else min(shape.itemsizes))
 
 
-def _rows_block(shape: Shape, wanted: int) -> Block:
-    """The rows that a tile may have: of one group or, where `wanted` rows are two groups or more, of whole groups."""
+def _rows_block(shape: Shape, device: Device) -> Block:
+    """The rows that a tile may have: of one group or, where a good transfer is two groups or more, of whole groups."""
+    row_bytes = round_up(shape.width, _unit(shape, device)) * min(shape.itemsizes)
+    wanted = max(2, ROWS_BYTES // row_bytes)
     rows, groups = min(wanted, shape.max_rows), min(wanted // shape.n_inner, shape.max_groups)
     if shape.per_head or shape.n_outer == 1 or rows < shape.n_inner or groups < 2:
         return Block("ROWS", rows, min(2, rows))

@@ -11,6 +11,7 @@ from .budget import (
     first_fit,
     fit,
     footprint,
+    passed_over,
     persistent_grid,
 )
 from .chips import GPUS, SOC_VARIABLE, SOCS, Device, UnknownDeviceError, device_for, soc, use_device
@@ -48,6 +49,7 @@ __all__ = [
     "device_for",
     "dry_run",
     "first_fit",
+    "passed_over",
     "fit",
     "footprint",
     "import_kernels",

@@ -194,6 +194,17 @@ def first_fit(candidates: Iterable[Candidate[ChoiceT]], device: Device) -> tuple
     raise error
 
 
+def passed_over(candidates: Iterable[Candidate[ChoiceT]], choice: ChoiceT, device: Device) -> tuple[ChoiceT, int] | None:
+    """The candidate before the one that `first_fit` chose, and the bytes that its smallest tile needs; None if none is."""
+    found = None
+    for candidate in candidates:
+        if candidate.choice == choice:
+            break
+        least = {block.name: block.sizes()[0] for block in candidate.blocks}
+        found = candidate.choice, footprint(candidate.tiles, least, device)
+    return found
+
+
 WARP = 32  # threads
 CORE_WARPS = 64  # resident on one core (streaming multiprocessor) at most
 CORE_REGISTERS = 65536  # 32-bit registers of one core
