@@ -1,7 +1,7 @@
 """What pages of kernels share: rows as kernels read them in a plan, and tiles of rows on both chips.
 
 Ascend: a table declares what a kernel keeps in the Unified Buffer (`RowKernel`), and the largest tile that fits is taken.
-CUDA: a block of columns is a power of two, and a table bounds it (`Blocks`).
+CUDA: a block of columns is a power of two, and a table bounds it (`BlockRule`).
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def _equal_columns(shape: RowShape, largest: int) -> int:
     return equal_blocks(shape.width, largest, shape.device.ub_align // shape.itemsize)
 
 
-class Blocks(NamedTuple):
+class BlockRule(NamedTuple):
     """A row of a table of CUDA's blocks.
 
     Attributes:

@@ -267,7 +267,7 @@ def is_v_times_e(shape: Shape) -> bool:
 
 
 def saves_a_sweep(shape: Shape) -> bool:
-    """Whether a gradient that is known after the row would otherwise be written in a second sweep over whole rows."""
+    """Whether exponentials, written in one sweep, save a second sweep over whole rows for the gradient."""
     fits = shape.vocabulary <= _MAX_EXPONENTIAL_COLUMNS
     if shape.task is not Task.LOSS_AND_GRADIENTS or not fits or not is_v_times_e(shape):
         return False

@@ -143,7 +143,7 @@ class ExplainedLaunch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class TorchCall:
     """A function of PyTorch that a plan calls.
 
     Attributes:
@@ -174,7 +174,7 @@ class Call:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Product(Call):
+class Product(TorchCall):
     """One matrix product.
 
     Attributes:
@@ -203,7 +203,7 @@ class Product(Call):
         return f"PyTorch's product {self.result} {sign} {self.dtype} {list(self.left)} @ {list(self.right)}"
 
 
-Step = ExplainedLaunch | Call
+Step = ExplainedLaunch | TorchCall
 Group = Sequence[Step]
 
 
@@ -236,9 +236,9 @@ class Explanation:
         return [step for step in self.steps if isinstance(step, ExplainedLaunch)]
 
     @property
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[TorchCall]:
         """Functions of PyTorch, products among them."""
-        return [step for step in self.steps if isinstance(step, Call)]
+        return [step for step in self.steps if isinstance(step, TorchCall)]
 
     @property
     def products(self) -> list[Product]:
@@ -341,7 +341,7 @@ class Explanation:
                 f"{number}. {largest}{times}",
                 *_lines({"called from": first.called_from, "operations": f"{largest.flops:,}{most}"}),
             ]
-        heads = [f"{step.name:<14} {step.sizes}, {step.called_from}" for step in groups[0] if isinstance(step, Call)]
+        heads = [f"{step.name:<14} {step.sizes}, {step.called_from}" for step in groups[0] if isinstance(step, TorchCall)]
         return [f"{number}. PyTorch's operators{times}", *(f"    {head}" for head in dict.fromkeys(heads))]
 
 
@@ -426,7 +426,7 @@ def _explained(direction: str, launch: Launch, later: Sequence[Any]) -> Explaine
     )
 
 
-def _called(direction: str, step: Torch) -> Call:
+def _called(direction: str, step: Torch) -> TorchCall:
     written = [*step.writes, *filter(None, step.made)]
     numbers = {slot.number for slot in step.writes}
     read = [slot for slot in _slots(step.arguments) if slot.number not in numbers]
@@ -439,7 +439,7 @@ def _called(direction: str, step: Torch) -> Call:
         "written": _described(written),
     }
     if name not in _PRODUCTS:
-        return Call(**place)
+        return TorchCall(**place)
     left, right, result = step.arguments[:3]
     return Product(
         **place,
@@ -531,7 +531,7 @@ def _counted(known: Counter[Any], step: Step) -> bool:
 
 def _identity(step: Step) -> tuple[Any, ...]:
     """Equal for steps that do the same on the same shapes."""
-    return *step.kind, str(step) if isinstance(step, Call) else _assignments([step.parameters])
+    return *step.kind, str(step) if isinstance(step, TorchCall) else _assignments([step.parameters])
 
 
 def _peak(plans: Sequence[Plan]) -> int:
@@ -575,7 +575,7 @@ def _facts(launches: Sequence[ExplainedLaunch], chip: Device) -> dict[str, str]:
 def _grouped(steps: Sequence[Step]) -> list[Group]:
     """Steps as they are described: a launch, a product, or other functions of PyTorch that follow one another."""
     alone = itertools.count()
-    return [list(group) for _, group in groupby(steps, lambda step: -1 if type(step) is Call else next(alone))]
+    return [list(group) for _, group in groupby(steps, lambda step: -1 if type(step) is TorchCall else next(alone))]
 
 
 def _kind(group: Group) -> tuple[object, ...]:

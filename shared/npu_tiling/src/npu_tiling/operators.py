@@ -95,7 +95,7 @@ class Operator:
 
         Args:
             record: takes `run`, the operator without its gradient, and the operator's arguments; it returns the results.
-            as_given: it calls `run` with just these arguments, so that their key is made once.
+            as_given: it calls `run` with exactly these arguments: their key, which the operator has, is not made again.
         """
 
         def record_if_needed(run: Callable[..., Any], *arguments: Any) -> Any:

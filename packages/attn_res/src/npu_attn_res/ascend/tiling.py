@@ -52,7 +52,7 @@ class Bytes(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """One way to run one kind of launch.
+    """A row of a table: a way to run one kind of launch, and its bytes.
 
     Bytes are the larger total that CANN 8.5 or 9.0 prints when it refuses a tile; for _BACKWARD_BY_TOKEN more, see there.
     They are no sums over tiles: the compilers reuse buffers where they can. Tests compare.
@@ -157,7 +157,7 @@ _TABLES = {
 
 
 def rules(shape: Shape) -> tuple[Rule, ...]:
-    """The ways to run a launch, in the order in which they are tried."""
+    """The rules of a launch, in the order in which they are tried."""
     if shape.task == Task.FORWARD:
         return _FORWARD_PREFIX if shape.prefix else _FORWARD_NORMALISED if shape.normalised else _FORWARD
     if shape.task != Task.BACKWARD:

@@ -28,9 +28,9 @@ from npu_tiling.device import tl, triton
 from npu_tiling.launch import CountTiling
 
 from ..lookup.cuda import COPIES
-from ..rows import Blocks, RowShape
+from ..rows import BlockRule, RowShape
 
-BAGS = Blocks(256, 4096, 1, "several rows of a bag are under way at a time, and are added in order", here())
+BAGS = BlockRule(256, 4096, 1, "several rows of a bag are under way at a time, and are added in order", here())
 
 _UNDER_WAY = 16  # rows of a bag at most, however narrow
 # Ids of a part. On an H200 (2026-11-30) 20,000 ids in 4,096 bags, one of them of 3,620, of 100000 x 1024 bf16 take .0343 ms;

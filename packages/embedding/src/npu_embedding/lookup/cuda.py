@@ -27,7 +27,7 @@ from npu_tiling.launch import CountTiling
 from npu_tiling.plans import Plan, Slot
 
 from ..formula import column_block, dy_offset, load_row, store_row
-from ..rows import FLOAT, MIN_CHUNK, Blocks, Gradient, RowShape, Way
+from ..rows import FLOAT, MIN_CHUNK, BlockRule, Gradient, RowShape, Way
 from .cuda_sort import RULE_OF, SEARCHED, Sorted, load_keys, sorted_rows, sorted_slots
 
 
@@ -338,10 +338,10 @@ def sum_searched_kernel(
 
 
 # The fastest on an H200. Each thread moves vectors of 16 bytes.
-COPIES = Blocks(1024, 4096, 1, "copies share nothing: a warp is a program", here())
-_SUMS = Blocks(2048, 1024, 8, "a row is one load of all threads, and many rows are under way", here())
-_SEARCH = Blocks(128, 4096, 4, "few columns: several programs add a row that all indices name", here())
-_PARTIALS = Blocks(256, 4096, 4, "few columns: several programs add a run of thousands of partial sums", here())
+COPIES = BlockRule(1024, 4096, 1, "copies share nothing: a warp is a program", here())
+_SUMS = BlockRule(2048, 1024, 8, "a row is one load of all threads, and many rows are under way", here())
+_SEARCH = BlockRule(128, 4096, 4, "few columns: several programs add a row that all indices name", here())
+_PARTIALS = BlockRule(256, 4096, 4, "few columns: several programs add a run of thousands of partial sums", here())
 
 _WARPS_PER_CORE = 32  # resident on a multiprocessor
 _WAVES = 4  # of programs that sum, so that the last ones end together
