@@ -112,7 +112,7 @@ def required(record: LaunchRecord, constants: Mapping[str, object], toolchain: s
     """The Unified Buffer that a compiler asks for, where it refuses a tile and has reused every buffer that it can."""
     given, more = {**record.constants, **constants}, {**record.options, **options}
     report = compile_kernel(record.kernel, record.signature, given, soc=FAMILIES[0], toolchain=toolchain, options=more)
-    assert not report.fits
+    assert not report.fits and report.required_ub_bytes is not None
     return report.required_ub_bytes
 
 
