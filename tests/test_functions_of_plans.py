@@ -69,7 +69,7 @@ def repeated(npu_place, monkeypatch):
 
         def direct_call(self, key, grid, device, dtypes, scalars):
             def run(grid, _, __, stream, *arguments):
-                launch(self, grid, arguments[: len(dtypes)], scalars, *known[self, key], key)
+                launch(self, grid, arguments[: len(dtypes)], arguments[len(dtypes) :], *known[self, key], key)
 
             return (DirectCall(run, lambda index: 0, (), ()), ()) if (self, key) in known else None
 

@@ -35,6 +35,7 @@ WAYS = (
     "bf16 64, several groups",
     "sort by two digits",
     "bf16 160, n-grams",
+    "bf16 160, n-grams, own multipliers",
     "fp32 123, n-grams, added",
     "bf16 160, bags",
     "fp32 123, bags between offsets",
