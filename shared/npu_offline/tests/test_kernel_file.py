@@ -140,6 +140,13 @@ def test_autotuned_kernels_can_be_imported_before_anything_is_emulated(tmp_path)
     assert done.stderr.rstrip().count("on_chip()") == 1, done.stderr  # the second call
 
 
+def test_a_file_may_define_dataclasses(file, capsys):
+    path = file("from dataclasses import dataclass\n@dataclass\nclass Sizes:\n    n: 'int' = 0")
+    status, said = run(capsys, "run", f"{path}::softmax", *SOFTMAX, "--linalg-only")
+    assert status == 0
+    assert "fails" not in said
+
+
 def test_a_file_without_calls_says_what_to_write(file, capsys):
     path = file("del calls")
     status, said = run(capsys, "check", path)

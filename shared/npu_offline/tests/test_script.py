@@ -7,10 +7,20 @@ import sys
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from npu_offline import emulate
+from npu_offline.check.kernel_file import parse, save
 from npu_offline.check.recorded import watched
 from npu_offline.cli import main
 from sample_kernels import cast
+
+
+@triton.jit
+def cast_to(x, y, TO: tl.constexpr, KIND: tl.constexpr, N: tl.constexpr):
+    o = tl.arange(0, N)
+    tl.store(y + o, tl.load(x + o).to(TO))
+
 
 PROGRAM = """
 import sys
@@ -151,6 +161,15 @@ def test_a_recorded_launch_keeps_memory_that_arguments_share():
     assert torch.equal(call.arguments()["y_ptr"], torch.arange(8.0, 16.0)), "a copy for each launch"
     given = call.arguments()
     assert given["y_ptr"].data_ptr() - given["x_ptr"].data_ptr() == 8 * 4
+
+
+def test_a_recorded_launch_keeps_dtypes_and_texts(tmp_path):
+    with emulate("Ascend910B4") as emulation, watched(emulation) as program:
+        cast_to[(1,)](torch.ones(8), torch.empty(8, dtype=torch.int16), TO=tl.int16, KIND="", N=8)
+    save(tmp_path / "recorded", list(program.calls.values()))
+    (call,) = parse(f"{tmp_path}/recorded::cast_to", [], None)
+    given = call.arguments()
+    assert (given["TO"], given["KIND"], given["N"], given["x"].tolist()) == (tl.int16, "", 8, [1.0] * 8)
 
 
 def test_an_operator_of_torch_npu_is_refused_by_its_name(run):

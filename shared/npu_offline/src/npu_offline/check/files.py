@@ -49,7 +49,8 @@ def load_file(path: Path, *, partly: bool = False) -> ModuleType:
     def execute() -> None:
         if "." in name:
             _import_packages(root, name)
-        loader.exec_module(module)
+        with imported({name: module}):  # dataclasses look for it there
+            loader.exec_module(module)
 
     # Autotuning asks for a driver where it decorates. Without triton-ascend, on a CUDA machine, there is Triton's own.
     there = not missing_triton_ascend()

@@ -75,8 +75,8 @@ def _call(kernel: Any, given: Mapping[str, Any], options: Mapping[str, Any]) -> 
     grid = options["grid"]
     grid = grid({**defaults, **values}) if callable(grid) else grid
     tensors = {name: value.detach() for name, value in values.items() if isinstance(value, Tensor)}
-    texts = {name: [_text(value)] for name, value in values.items()}
-    if any(not text for (text,) in texts.values()):
+    texts = {name: [text] for name, value in values.items() if (text := _text(value)) is not None}
+    if len(texts) < len(values):
         return None
     others = {name: value for name, value in options.items() if name not in (*values, *_NO_OPTIONS)}
     more = {name: value for name, value in others.items() if isinstance(value, _HELD)}
@@ -84,10 +84,12 @@ def _call(kernel: Any, given: Mapping[str, Any], options: Mapping[str, Any]) -> 
     return KernelCall(path, kernel, texts, ",".join(map(str, grid)), {}, more, recorded=copy.deepcopy(tensors))
 
 
-def _text(value: Any) -> str:
-    """An argument as a command line would say it; nothing where it cannot."""
+def _text(value: Any) -> str | None:
+    """An argument as a command line would say it; None where it cannot."""
+    import triton.language
+
     if isinstance(value, Tensor):
         return f"{_NAMES.get(value.dtype, value.dtype)}:{'x'.join(map(str, value.shape))}:recorded"
     if isinstance(value, _HELD):
         return value if isinstance(value, str) else repr(value)
-    return f"tl.{value.name}" if type(value).__module__.startswith("triton.") and hasattr(value, "name") else ""
+    return next((f"tl.{name}" for name, dtype in vars(triton.language).items() if dtype is value), None)

@@ -30,6 +30,7 @@ def order_products(module: ModuleOp) -> None:
 
 def _reorder(op: Operation, loops: str, axes: Sequence[str]) -> None:
     left, right, before = op.operands
+    assert isinstance(before.type, TensorType)
     element = before.type.get_element_type()
     wider = [_widened(op, operand, element) for operand in (left, right)]
     body = Block(arg_types=[element] * 3)
