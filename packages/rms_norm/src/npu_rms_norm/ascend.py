@@ -160,6 +160,7 @@ def forward_kernel(
     """y of tiles of whole rows, each read once; and the sum, y in fp32, rstd and scales where they are asked for."""
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
+    # lint: allow grid: programs of several heads fill whole rounds of all cores
     o_col = tl.arange(0, BLOCK_N)
     s_y_outer, s_y_inner = result_strides(n_outer, n_inner, N, SPLIT == "heads")
     b_scale = load_factor(parameters_of_program(p_weight, n_outer, N, SPLIT), o_col, offset, N, BLOCK_N == N, FACTORS)
@@ -216,6 +217,8 @@ def backward_kernel(
     """The gradients of tiles of whole rows, and a partial sum of each parameter's gradient."""
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
+    # lint: allow grid: programs of several heads fill whole rounds of all cores
+    # lint: allow short-transfer: a partial sum of a head is as wide as the head
     o_col = tl.arange(0, BLOCK_N)
     s_y_outer, s_y_inner = result_strides(n_outer, n_inner, N, SPLIT == "heads")
     b_scale = load_factor(parameters_of_program(p_weight, n_outer, N, SPLIT), o_col, offset, N, BLOCK_N == N, FACTORS)

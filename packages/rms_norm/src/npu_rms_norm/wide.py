@@ -129,6 +129,7 @@ def forward_wide_kernel(
     ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
 ):  # fmt: skip
     """y of wide rows. A row is read once for rstd, once for its largest element if y is quantised, and once for y."""
+    # lint: allow short-transfer: a piece of y in int8 has one byte for each number of the piece of x
     # lint: allow nan-maximum: NaN comes from a sum beside it, on chips that keep it in a maximum and on those that drop it
     # lint: allow scalar-reduction: a row that does not fit is summed piece by piece, one number for each long piece
     GATE_RESULT: tl.constexpr = p_gate is not None and not GATE_FIRST

@@ -119,6 +119,7 @@ def attn_res_keys_kernel(
     # lint: allow short-transfer: all blocks of a token come at once, in equal pieces of columns; statistics are few numbers
     # lint: allow strided-transfer: the prefix's statistics stand behind those of the blocks
     # lint: allow unaligned-rows: statistics have as many columns as there are sources; rows are as wide as the caller's
+    # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     EXACT: tl.constexpr = D % BLOCK_D == 0
     n_sources = n_blocks if p_prefix is None else n_blocks + 1
     m_block = (tl.arange(0, BLOCK_N).to(tl.float32) < tl.cast(n_blocks, tl.float32))[None, :]
@@ -192,6 +193,7 @@ def attn_res_keys_backward_kernel(
     # lint: allow short-transfer: all blocks of a token come at once, in equal pieces of columns; statistics are few numbers
     # lint: allow strided-transfer: the prefix's statistics stand behind those of the blocks
     # lint: allow unaligned-rows: statistics have as many columns as there are sources; rows are as wide as the caller's
+    # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     EXACT: tl.constexpr = D % BLOCK_D == 0
     n_sources = n_blocks if p_prefix is None else n_blocks + 1
     s_query = tl.cast(n_tokens, tl.int64) * D
