@@ -15,10 +15,10 @@ from tools.workspace import ROOT, read_packages
 # Of the sources of a package: files, lines, and of an operator the share of its lines that is device code, in hundredths.
 MOST = {
     "npu_tiling": (20, 5843, 0),
-    "rms_norm": (23, 5129, 17),
+    "rms_norm": (23, 5133, 17),
     "embedding": (22, 5395, 28),
-    "attn_res": (29, 7145, 21),
-    "fused_linear_cross_entropy": (41, 10645, 16),
+    "attn_res": (29, 7147, 21),
+    "fused_linear_cross_entropy": (41, 10649, 16),
 }
 MOST_PARAMETERS = 36  # of a kernel
 PRIVATE = re.compile(r"\b(?:torch|dist)\.(?:\w+\.)*_\w+")

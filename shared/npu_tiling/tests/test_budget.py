@@ -2,7 +2,18 @@ import dataclasses
 import itertools
 
 import pytest
-from npu_tiling import Block, Candidate, Tile, UnifiedBufferError, first_fit, fit, footprint, passed_over, persistent_grid, soc
+from npu_tiling import (
+    Block,
+    Candidate,
+    Tile,
+    UnifiedBufferError,
+    first_fit,
+    fit,
+    footprint,
+    passed_over,
+    persistent_grid,
+    soc,
+)
 
 B4 = soc("Ascend910B4")
 

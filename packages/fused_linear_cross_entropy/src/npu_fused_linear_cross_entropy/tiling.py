@@ -100,11 +100,7 @@ class ChunkTiling(Tiling):
 
     @property
     def why(self) -> str:
-        shape, device = self.shape, self.device
-        if not self.streams:
-            return f"a row of {shape.width} columns is within one tile"
-        needed = footprint(tiles(shape, device, shape.width, streams=False), {"BLOCK_M": ROWS}, device)
-        return f"{ROWS} whole rows of {shape.width} columns would need {needed:,} of {device.ub_bytes:,} bytes"
+        return f"a row of {self.shape.width} columns is {'longer than' * self.streams or 'within'} one tile"
 
     @property
     def streams(self) -> bool:
@@ -182,6 +178,14 @@ class AscendTiling(ChunkTiling):
 
     def grid(self, rows: int) -> int:
         return persistent_grid(ceil(rows / self.block_m), self.device)
+
+    @property
+    def why(self) -> str:
+        shape, device = self.shape, self.device
+        if not self.streams:
+            return super().why
+        needed = footprint(tiles(shape, device, shape.width, streams=False), {"BLOCK_M": ROWS}, device)
+        return f"{ROWS} whole rows of {shape.width} columns would need {needed:,} of {device.ub_bytes:,} bytes"
 
     @property
     def ub_bytes(self) -> int:
