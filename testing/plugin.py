@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_pycollect_makeitem(collector: pytest.Module, name: str, obj: object) -> list[pytest.Item] | None:
     """Questions of the suite are not for modules without a table of their cases."""
-    question = getattr(obj, "asked", None)
+    question = getattr(obj, "asked", None) if inspect.isfunction(obj) else None
     return [] if question is not None and not hasattr(collector.obj, question.table) else None
 
 
