@@ -162,6 +162,17 @@ def test_rows_of_logits_and_nested_heads_are_known(make, keep_logits):
     assert torch.equal(ours.eval()(ids, labels=ids).logits, expected.logits)
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+def test_the_loss_of_rows_has_the_dtype_of_torchs(autocast):
+    ours, ids = with_own_loss(of_all).bfloat16(), torch.randint(VOCABULARY, (2, 7))
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        expected = ours(ids, labels=ids).loss
+        assert patch(ours).replaced
+        found = ours(ids, labels=ids).loss
+    assert found.dtype is expected.dtype is (torch.float32 if autocast else torch.bfloat16)
+    torch.testing.assert_close(found, expected, rtol=torch.finfo(torch.bfloat16).eps, atol=0)  # torch rounds each logarithm
+
+
 @pytest.mark.parametrize(
     "own_loss",
     [

@@ -209,7 +209,7 @@ class _Probe:
             seen.append(arguments)
             return torch.tensor(7.0)
 
-        def read() -> Tensor:
+        def read(hidden: Tensor) -> Tensor:
             raise ValueError("its logits are read")
 
         def head(x: Any) -> _Rows:
@@ -301,7 +301,7 @@ class _Rows:
     Args:
         hidden: [..., H], its rows.
         vocabulary: V.
-        loss: called with `hidden`, the targets, the bias, and the options of `torch.nn.functional.cross_entropy`.
+        loss: called with `hidden`, the bias, and by name the target and options of `torch.nn.functional.cross_entropy`.
         read: makes the logits [..., V] of `hidden`.
         bias: [V], what was added; None for nothing.
     """
@@ -412,7 +412,7 @@ class _Patched(Derived):
             memory_budget=self.options.memory_budget,
         )
         assert isinstance(loss, Tensor)
-        return loss.to(rows.dtype)
+        return loss if torch.is_autocast_enabled(rows.device.type) else loss.to(rows.dtype)  # as torch's cross entropy
 
     def _fused_loss(
         self,
