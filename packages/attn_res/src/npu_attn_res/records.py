@@ -68,7 +68,7 @@ class Forward(NamedTuple):
         is_wide = torch.float64 in [source.dtype for source in (*self.blocks, like)]
         dtype, n_tokens = torch.float64 if is_wide else torch.float32, prod(shape[:-1])
         by_token = self.save and chip is not None and keeps_by_token(self, h.dtype, chip)
-        scores = Empty((self.n_blocks + (self.prefix is not None), n_tokens), dtype, last_outermost=by_token)
+        scores = Empty((self.n_blocks + int(self.prefix is not None), n_tokens), dtype, last_outermost=by_token)
         of_tokens = Empty((n_tokens,), dtype)
         new_prefix = None
         if self.prefix is not None and self.layer_output is not None and not self.in_place:
@@ -86,7 +86,7 @@ class Forward(NamedTuple):
     def flops(self) -> int:
         """Of the products: <g, v_i> of each source, and the sum of alpha_i v_i."""
         rows = self.like.shape[1:] if self.stacked and self.prefix is None else self.like.shape
-        return 4 * (self.n_blocks + (self.prefix is not None)) * prod(rows)
+        return 4 * (self.n_blocks + int(self.prefix is not None)) * prod(rows)
 
 
 class Backward(NamedTuple):
@@ -174,7 +174,7 @@ def keeps_by_token(call: Forward | Backward, dtype: torch.dtype, chip: Device) -
         return False
     source = call.blocks[0] if len(call.blocks) else call.prefix
     assert source is not None
-    itemsize, n_rows = max(source.dtype.itemsize, dtype.itemsize), call.n_blocks + (call.prefix is not None)
+    itemsize, n_rows = max(source.dtype.itemsize, dtype.itemsize), call.n_blocks + int(call.prefix is not None)
     return statistics_by_token(int(source.shape[-1]), itemsize, n_rows, chip)
 
 

@@ -42,7 +42,7 @@ class Keys(NamedTuple):
 
     @property
     def n_sources(self) -> int:
-        return self.bank.shape[-2] + (self.prefix is not None)
+        return self.bank.shape[-2] + int(self.prefix is not None)
 
     def results(self) -> dict[str, Empty | None]:
         """h [Q, ..., D]; s and r of each query and source, [T, Q, sources]: r is the same for every query."""
@@ -90,7 +90,7 @@ class KeysBackward(NamedTuple):
 
     def flops(self) -> int:
         """See `gradient_flops`."""
-        n_needed = self.bank.shape[-2] * self.need_bank + self.need_prefix
+        n_needed = self.bank.shape[-2] * int(self.need_bank) + int(self.need_prefix)
         return gradient_flops(self.score, self.query.shape[-1], self.n_sources, n_needed, self.need_query)
 
 
