@@ -18,6 +18,7 @@ GPU = npu_tiling.Device("a GPU", "cuda", "sm_90", vector_cores=1, cube_cores=1, 
 KERNEL_OF = {
     Way.SEARCHED: "sum_searched_kernel",
     Way.RANKED: "rank_runs_kernel",
+    Way.REPEATED: "sum_bags_kernel",
     Way.SORTED: "mark_rows_kernel",
 }
 OUTSIDE = 2**40
@@ -76,14 +77,17 @@ CASES["outside"].indices[1::3] = OUTSIDE
 
 
 def mend_interpreter() -> None:
-    """Triton 3.2 makes a number of an array of one element by int(), which NumPy 2.4 refuses."""
+    """Triton 3.2 makes a number of an array of one element by int(), which NumPy 2.4 refuses, and sums int32 in int64."""
     patch = interpreter._patch_lang_tensor
+    reduction = interpreter.ReduceOps
+    to_tensor = reduction.to_tensor
 
     def patched(tensor: type, *others: object) -> None:
         patch(tensor, *others)
         tensor.__index__ = lambda self: self.handle.data.item()
 
     interpreter._patch_lang_tensor = patched
+    reduction.to_tensor = lambda self, sums, dtype: to_tensor(self, sums.astype(interpreter._get_np_dtype(dtype)), dtype)
 
 
 def gradient(case: lookup.Case, **options: bool) -> torch.Tensor:
@@ -202,7 +206,9 @@ def main() -> None:
         assert torch.equal(gradients[Way.RANKED], gradients[Way.SORTED]), name
         if name in IN_STAGES:
             lookup.take(Way.RANKED, setattr)
-            with mock.patch.object(cuda_sort, "rank_stages", return_value=STAGES), npu_tiling.watch_launches() as calls:
+            stages = mock.patch.object(cuda_sort, "rank_stages", return_value=STAGES)
+            wide = mock.patch.object(cuda_sort, "INT32_END", 0)  # as many rows as need numbers of 64 bits
+            with stages, wide, npu_tiling.watch_launches() as calls:
                 assert torch.equal(gradient(case), gradients[Way.SORTED]), name
             assert [launch.kernel for call in calls for launch in call.launches].count("rank_runs_kernel") == 2
         if name in SPARSE:

@@ -57,7 +57,11 @@ def make(n: int, rows: int, width: int, dtype=torch.float32, kind="uniform", see
 
 def take(way: Way, setattr: Callable[[object, str, object], None]) -> None:
     """From now on gradients on CUDA go one way, whatever the number of indices."""
-    setattr(cuda_sort, "WAYS", [rule._replace(max_indices=inf, max_elements=inf) for rule in ALL_WAYS if rule.way is way])
+    setattr(
+        cuda_sort,
+        "WAYS",
+        [rule._replace(max_indices=inf, max_elements=inf, repeats=0) for rule in ALL_WAYS if rule.way is way],
+    )
     for known in ("_plans", "_functions"):
         setattr(operator.BACKWARD, known, {})
 

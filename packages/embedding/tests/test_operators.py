@@ -119,7 +119,7 @@ BATCHES = tuple(
 
 
 @only_at("cuda")
-@pytest.mark.parametrize("way", [Way.SEARCHED, Way.RANKED, Way.SORTED])
+@pytest.mark.parametrize("way", [Way.SEARCHED, Way.REPEATED, Way.RANKED, Way.SORTED])
 @pytest.mark.parametrize("width", [64, 100, 4096])
 def test_graph_capture_of_each_sort(device, width, way, monkeypatch, npu_capture):
     lookup.take(way, monkeypatch.setattr)

@@ -113,10 +113,14 @@ def test_what_cannot_fit_says_what_needs_how_much():
         (GPU, 1, 2**30, 2**18, Way.SEARCHED),
         (GPU, 1, 2**30, 2**18 + 1, Way.RANKED),
         (GPU, cuda_sort.SEARCHED, 1, 256, Way.SEARCHED),
-        (GPU, cuda_sort.SEARCHED, 1, 257, Way.RANKED),
+        (GPU, cuda_sort.SEARCHED, 257, 257, Way.RANKED),
+        (GPU, cuda_sort.SEARCHED, 256, 257, Way.REPEATED),
         (GPU, cuda_sort.SEARCHED + 1, 2**30, 8, Way.RANKED),
         (GPU, 1, 2**30 + 1, 8, Way.SORTED),
-        (GPU, 131072, 1, 8, Way.RANKED),
+        (GPU, 131072, 32769, 8, Way.RANKED),
+        (GPU, 131072, 32768, 256, Way.RANKED),
+        (GPU, 131072, 16384, 256, Way.REPEATED),
+        (GPU, 131072, 32768, 8, Way.REPEATED),
         (GPU, 65536, 2**30 + 1, 8, Way.SORTED),
         (GPU, 131073, 1, 8, Way.SORTED),
     ],
@@ -171,8 +175,10 @@ def test_a_search_takes_all_indices_at_once_and_its_rows_of_zeros_fit_the_bits_o
 
 
 def test_stages_make_one_run_of_sorted_groups():
-    sort = cuda_sort.sort_tiling(GPU)
-    assert sort.constants["GROUP"] == cuda_sort.GROUP
+    for n_rows, wide in ((1, False), (2**22 - 2, False), (2**22 - 1, True), (2**30, True)):
+        sort = cuda_sort.sort_tiling(GPU, n_rows)
+        assert (2 ** sort.constants["LOG"], sort.constants["WIDE"]) == (cuda_sort.GROUP, wide)
+        assert sort.grid(5 * cuda_sort.GROUP) == 5
     for n in (1, 600, 16384, 16385, 40000, 131072):
         stages = cuda_sort.rank_stages(n)
         assert stages[0].run == cuda_sort.GROUP

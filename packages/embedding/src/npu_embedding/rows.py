@@ -75,6 +75,7 @@ class Way(Enum):
 
     SEARCHED = "one kernel sums, each program of which looks through all indices"
     RANKED = "two kernels sort: groups of indices, then each index in the other groups"
+    REPEATED = "two kernels sort as many do, and say where each row's indices begin: a row sums a bag of rows of dy"
     MERGED = "two kernels sort: runs of indices, then four sorted runs to one until one is left"
     SORTED = "torch.sort sorts rows of the table"
 
@@ -250,6 +251,7 @@ class Rule(NamedTuple):
         max_indices: how many there may be.
         max_elements: of dy, [indices, width].
         max_rows: of the table.
+        repeats: indices for each row of the table, at least.
         why: the reason.
         decided_at: file and line.
     """
@@ -258,6 +260,7 @@ class Rule(NamedTuple):
     max_indices: float
     max_elements: float
     max_rows: float
+    repeats: float
     why: str
     decided_at: str
 

@@ -246,12 +246,20 @@ def _table_offsets(value: Tensor | Sequence[int], indices: Tensor, offsets: Tens
 
 
 def bags(p: Plan, call: Bags) -> tuple[Slot]:
-    """[n_bags, D] in `dtype`: one launch, two where bags may be in parts. PyTorch normalises rows of several blocks."""
+    """[n_bags, D] in `dtype`."""
+    out = p.new(call.results()["out"])
+    if out.numel() and call.indices.numel():
+        sum_bags(p, call, out)
+    else:
+        fill(p, out, 0)
+    return (out,)
+
+
+def sum_bags(p: Plan, call: Bags, out: Slot, name: str = "embedding bags") -> None:
+    """Adds one launch, two where bags may be in parts. PyTorch normalises rows of several blocks."""
     from . import ascend, cuda  # pages of kernels import Triton
 
-    out, (n_rows, width), n = p.new(call.results()["out"]), call.weight.shape, call.indices.numel()
-    if not out.numel() or not n:
-        return (fill(p, out, 0),)
+    (n_rows, width), n = call.weight.shape, call.indices.numel()
     on_cuda, norm = p.chip.kind == "cuda", call.eps is not None
     weight: Any = call.weight
     steps: Any = call.row_scales
@@ -263,17 +271,17 @@ def bags(p: Plan, call: Bags) -> tuple[Slot]:
     chosen: Any
     if on_cuda:
         flags["PART"] = part
-        several = call.offsets is not None or bool(part)
-        chosen = cuda.norm_tiling(shape, BLOCK_M=1) if norm else cuda.bags_tiling(shape, several=several)
+        rule = cuda.COPIES if call.offsets is None and not part else cuda.RULES[name]
+        chosen = cuda.norm_tiling(shape, BLOCK_M=1) if norm else cuda.bags_tiling(shape, rule)
     else:  # decoding of e4m3 takes more tiles of the Unified Buffer than all else
         flags["SINGLE"] = n == call.n_bags
         by_row = label == "e4m3" or (call.offsets is not None and not norm)
         chosen = ascend.bags_tiling(shape) if by_row else ascend.bag_tiles_tiling(shape)
-    tiling = p.choose("embedding bags", chosen, flags)
+    tiling = p.choose(name, chosen, flags)
     if norm and tiling.column_blocks > 1:
         (rows,) = bags(p, call._replace(eps=None, dtype=torch.float32))
         p.torch(_normalise, out, rows, call.indices, call.first_row, n_rows, call.eps, writes=[out])
-        return (out,)
+        return
     if not n_rows:  # a shard without rows; a kernel takes no tensor without elements
         weight = fill(p, p.new(Empty((1, width), weight.dtype)), 0)
         steps = None if steps is None else fill(p, p.new(Empty((1,), steps.dtype)), 0)
@@ -286,7 +294,7 @@ def bags(p: Plan, call: Bags) -> tuple[Slot]:
         partial["p_counts"] = p.new(Empty((n_parts,), torch.int32)) if part and call.mean else None
     p.launch(
         (cuda if on_cuda else ascend).sum_bags_kernel,
-        "embedding bags",
+        name,
         tiling.grid(n_parts + call.n_bags),
         reads={
             **ids,
@@ -297,16 +305,16 @@ def bags(p: Plan, call: Bags) -> tuple[Slot]:
         sizes=sizes | {"n_total": call.n_total, "s_weight": weight.strides[0]},
     )
     if part:
-        tiling = p.choose("embedding bags, parts", cuda.parts_tiling(shape), {"MEAN": call.mean, "PART": part})
+        name += ", parts"
+        tiling = p.choose(name, cuda.parts_tiling(shape), {"MEAN": call.mean, "PART": part})
         p.launch(
             cuda.add_parts_kernel,
-            "embedding bags, parts",
+            name,
             tiling.grid(call.n_bags),
             reads={"p_offsets": ids["p_offsets"], **partial},
             writes={"p_out": out},
             sizes={name: sizes[name] for name in ("n", "n_bags", "n_offsets", "n_each", "factor")},
         )
-    return (out,)
 
 
 def spread(p: Plan, call: Spread) -> tuple[Slot | None, Slot | None]:
@@ -320,7 +328,7 @@ def spread(p: Plan, call: Spread) -> tuple[Slot | None, Slot | None]:
         return None if dx is None else fill(p, dx, 0), None if dsample is None else fill(p, dsample, 0)
     if p.chip.kind == "cuda":
         page: Any = cuda
-        choose = cuda.norm_tiling if norm else cuda.spread_tiling
+        choose = functools.partial(cuda.norm_tiling, BLOCK_M=1) if norm else cuda.spread_tiling
     else:
         page, choose = ascend, ascend.spread_tiles_tiling if norm else ascend.spread_tiling
     shape = RowShape(width=width, itemsize=call.dy.dtype.itemsize, device=p.chip)
@@ -334,7 +342,7 @@ def spread(p: Plan, call: Spread) -> tuple[Slot | None, Slot | None]:
     p.launch(
         page.spread_bags_kernel,
         "embedding bags backward",
-        tiling.grid(call.n_bags),
+        tiling.grid(n if p.chip.kind == "cuda" else call.n_bags),
         reads={"p_dy": dy, **_ids(p, call), "p_weight": weight},
         writes={"p_dx": dx, "p_dsample": parts},
         sizes=_sizes(call, 0 if weight is None else weight.shape[0])

@@ -13,7 +13,7 @@ from npu_tiling.device import tl, triton
 
 from ..formula import block_columns
 from ..rows import RowKernel, RowShape, RowTiling, fills_units, largest_tile, tile_rows
-from .cuda import decode, id_at, normalise, normalise_backward, spread_bag, sum_bag
+from .cuda import bag_ends, decode, id_at, normalise, normalise_backward, spread_positions, store_zeros, sum_bag
 
 
 @triton.jit
@@ -127,6 +127,29 @@ def sum_bags_kernel(
                 p_index, p_offsets, p_base, p_sample, p_weight, p_steps, p_out, i_bag, n, n_offsets, n_each, n_base,
                 first_row, stop_row, n_total, i_padding, s_weight, factor, eps, o_col, N, BLOCK_N, FORMAT, MEAN, NORM,
             )  # fmt: skip
+
+
+@triton.jit
+def spread_bag(
+    p_dy, p_index, p_offsets, p_base, p_sample, p_weight, p_dx, p_dsample, i_bag, n, n_bags, n_offsets, n_each, n_base,
+    first_row, stop_row, i_padding, s_dy, s_weight, factor, eps, i_block, o_col, N: tl.constexpr, BLOCK_N: tl.constexpr,
+    MEAN: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Stores a block of columns of dx of the positions of one bag, and its part of their dsample."""
+    i_first, i_stop = bag_ends(p_offsets, i_bag, n, n_offsets, n_each)
+    n_counted = 0
+    if MEAN:
+        for i in tl.range(i_first, i_stop):
+            n_counted += (id_at(p_index, p_base, i, n_base) != i_padding).to(tl.int32)
+    spread_positions(
+        p_dy, p_index, p_base, p_sample, p_weight, p_dx, p_dsample, i_bag, i_first, i_stop, n_counted, n, n_base, first_row,
+        stop_row, i_padding, s_dy, s_weight, factor, eps, i_block, o_col, N, BLOCK_N, MEAN, NORM,
+    )  # fmt: skip
+    if p_offsets is not None:
+        if i_bag == 0:  # positions before the first bag
+            store_zeros(p_dx, p_dsample, 0, tl.minimum(i_first, n), n, i_block, o_col, N, BLOCK_N)
+        if i_bag == n_bags - 1:  # positions after the last bag
+            store_zeros(p_dx, p_dsample, i_stop, n, n, i_block, o_col, N, BLOCK_N)
 
 
 @triton.jit(do_not_specialize=["n", "n_bags", "n_offsets", "n_each", "n_base", "first_row", "stop_row", "i_padding"])

@@ -31,12 +31,19 @@ from ..lookup.cuda import COPIES
 from ..rows import BlockRule, RowShape
 
 BAGS = BlockRule(256, 4096, 1, "several rows of a bag are under way at a time, and are added in order", here())
+RULES = {
+    "embedding bags": BAGS,
+    "embedding backward, bags": BlockRule(
+        512, 4096, 1, "a row of the table is a bag of rows of dy, most of them short", here()
+    ),
+}
 
 _UNDER_WAY = 16  # rows of a bag at most, however narrow
 # Ids of a part. On an H200 (2026-11-30) 20,000 ids in 4,096 bags, one of them of 3,620, of 100000 x 1024 bf16 take .0343 ms;
 # with parts of 128 ids .0405, and 1.914 with one program to a bag. Bags of lengths by Zipf's law take .0641 ms, with
 # parts of 128 ids .0666; bags of 5 ids .0255, and .0244: twice as many programs look for long bags.
 PART = 64
+_SPREAD = 4  # positions, by a program of the backward
 _LOOKED_AT = 8  # bags, by a program that adds the parts of long ones
 _NORM_COLUMNS = 65536  # of a block that is a row, at most
 _NORM_WARPS, _NORM_WARP_COLUMNS = 16, 1024  # of its program at most, and columns for each of them
@@ -217,6 +224,17 @@ def sum_part(
 
 
 @triton.jit
+def count_ids(p_index, p_base, i_first, i_stop, n_base, i_padding):
+    """int32: how many ids from one position to before another are in their bag."""
+    n_counted = 0
+    for i_next in tl.range(i_first, i_stop, 256):
+        o_i = i_next + tl.arange(0, 256)
+        b_id = id_at(p_index, p_base, tl.minimum(o_i, i_stop - 1), n_base)
+        n_counted += tl.sum(((b_id != i_padding) & (o_i < i_stop)).to(tl.int32), axis=0)
+    return n_counted
+
+
+@triton.jit
 def store_zeros(p_dx, p_dsample, i_first, i_stop, n, i_block, o_col, N: tl.constexpr, BLOCK_N: tl.constexpr):
     """Zeros in a block of columns of dx, and in dsample, of positions that are in no bag."""
     b_zero = tl.zeros([BLOCK_N], tl.float32)
@@ -228,18 +246,14 @@ def store_zeros(p_dx, p_dsample, i_first, i_stop, n, i_block, o_col, N: tl.const
 
 
 @triton.jit
-def spread_bag(
-    p_dy, p_index, p_offsets, p_base, p_sample, p_weight, p_dx, p_dsample, i_bag, n, n_bags, n_offsets, n_each, n_base,
-    first_row, stop_row, i_padding, s_dy, s_weight, factor, eps, i_block, o_col, N: tl.constexpr, BLOCK_N: tl.constexpr,
+def spread_positions(
+    p_dy, p_index, p_base, p_sample, p_weight, p_dx, p_dsample, i_bag, i_first, i_stop, n_counted, n, n_base, first_row,
+    stop_row, i_padding, s_dy, s_weight, factor, eps, i_block, o_col, N: tl.constexpr, BLOCK_N: tl.constexpr,
     MEAN: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Stores a block of columns of dx of the positions of one bag, and its part of their dsample."""
-    i_first, i_stop = bag_ends(p_offsets, i_bag, n, n_offsets, n_each)
+    """Stores a block of columns of dx of positions of one bag, and its part of their dsample; n_counted: ids of the bag."""
     b_dy = tl.load(p_dy + i_bag * s_dy + o_col, mask=o_col < N, other=0.0).to(tl.float32) * factor
     if MEAN:
-        n_counted = 0
-        for i in tl.range(i_first, i_stop):
-            n_counted += (id_at(p_index, p_base, i, n_base) != i_padding).to(tl.int32)
         b_dy = b_dy / tl.maximum(n_counted, 1).to(tl.float32)
     for i in tl.range(i_first, i_stop):
         b_dx = b_dy
@@ -259,11 +273,6 @@ def spread_bag(
             if p_sample is not None:
                 b_dx = b_dx * tl.load(p_sample + i).to(tl.float32)
             tl.store(p_dx + i * N + o_col, b_dx.to(p_dx.dtype.element_ty), mask=o_col < N)
-    if p_offsets is not None:
-        if i_bag == 0:  # positions before the first bag
-            store_zeros(p_dx, p_dsample, 0, tl.minimum(i_first, n), n, i_block, o_col, N, BLOCK_N)
-        if i_bag == n_bags - 1:  # positions after the last bag
-            store_zeros(p_dx, p_dsample, i_stop, n, n, i_block, o_col, N, BLOCK_N)
 
 
 @triton.jit(
@@ -344,37 +353,50 @@ def spread_bags_kernel(
     # As those of Ascend's kernel.
     p_dy, p_index, p_offsets, p_base, p_sample, p_weight, p_dx, p_dsample,
     n, n_bags, n_offsets, n_each, n_base, first_row, stop_row, i_padding, s_dy, s_weight, factor, eps,
-    N: tl.constexpr, BLOCK_N: tl.constexpr, MEAN: tl.constexpr, NORM: tl.constexpr,
+    N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MEAN: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """dx of each position of a bag, and the gradient of its sample weight."""
+    """dx of BLOCK_M positions, whatever bags they are in, and the gradients of their sample weights."""
     n_blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    for i_task in tl.range(tl.program_id(0), n_bags * n_blocks, tl.num_programs(0)):
+    for i_task in tl.range(tl.program_id(0), tl.cdiv(n, BLOCK_M) * n_blocks, tl.num_programs(0)):
         i_block = i_task % n_blocks
         o_col = i_block * BLOCK_N + tl.arange(0, BLOCK_N)
-        spread_bag(
-            p_dy, p_index, p_offsets, p_base, p_sample, p_weight, p_dx, p_dsample, tl.cast(i_task // n_blocks, tl.int64), n,
-            n_bags, n_offsets, n_each, n_base, first_row, stop_row, i_padding, s_dy, s_weight, factor, eps, i_block, o_col,
-            N, BLOCK_N, MEAN, NORM,
-        )  # fmt: skip
+        i_place = tl.cast(i_task // n_blocks, tl.int64) * BLOCK_M
+        i_end = tl.minimum(i_place + BLOCK_M, n)
+        while i_place < i_end:  # the positions of one bag, or of none
+            i_bag = bag_of(p_offsets, i_place, n_bags, n_each)
+            i_first, i_stop = bag_ends(p_offsets, i_bag, n, n_offsets, n_each)
+            i_next = tl.minimum(i_stop, i_end)
+            if (i_first <= i_place) & (i_place < i_stop):
+                n_counted = 0
+                if MEAN:
+                    n_counted = count_ids(p_index, p_base, i_first, i_stop, n_base, i_padding)
+                spread_positions(
+                    p_dy, p_index, p_base, p_sample, p_weight, p_dx, p_dsample, i_bag, i_place, i_next, n_counted, n, n_base,
+                    first_row, stop_row, i_padding, s_dy, s_weight, factor, eps, i_block, o_col, N, BLOCK_N, MEAN, NORM,
+                )  # fmt: skip
+            else:
+                i_next = tl.where(i_place < i_first, tl.minimum(i_first, i_end), i_end)
+                store_zeros(p_dx, p_dsample, i_place, i_next, n, i_block, o_col, N, BLOCK_N)
+            i_place = i_next
 
 
-def bags_tiling(shape: RowShape, *, several: bool) -> CountTiling:
-    """Blocks of a look-up of bags on CUDA; `several`: bags may have many ids, so that their rows are under way together."""
-    return BAGS.tiling(shape, {"BLOCK_M": _rows_under_way(shape)}) if several else COPIES.tiling(shape, {"BLOCK_M": 1})
+def bags_tiling(shape: RowShape, rule: BlockRule) -> CountTiling:
+    """Blocks of a look-up of bags on CUDA."""
+    return rule.tiling(shape, {"BLOCK_M": 1 if rule is COPIES else _rows_under_way(shape, rule)})
 
 
 def parts_tiling(shape: RowShape) -> CountTiling:
     """Blocks of the sums of long bags on CUDA, of partial sums: rows in fp32."""
-    return BAGS.tiling(shape, {"BLOCK_M": _rows_under_way(shape), "BLOCK_B": _LOOKED_AT}, per_program=_LOOKED_AT)
+    return BAGS.tiling(shape, {"BLOCK_M": _rows_under_way(shape, BAGS), "BLOCK_B": _LOOKED_AT}, per_program=_LOOKED_AT)
 
 
-def _rows_under_way(shape: RowShape) -> int:
-    return min(_UNDER_WAY, BAGS.rows(BAGS.columns(shape) * shape.itemsize))
+def _rows_under_way(shape: RowShape, rule: BlockRule) -> int:
+    return min(_UNDER_WAY, rule.rows(rule.columns(shape) * shape.itemsize))
 
 
 def spread_tiling(shape: RowShape) -> CountTiling:
     """Blocks of the backward of bags up to dx and dsample, on CUDA."""
-    return COPIES.tiling(shape, {})
+    return COPIES.tiling(shape, {"BLOCK_M": _SPREAD}, per_program=_SPREAD)
 
 
 def norm_tiling(shape: RowShape, **blocks: int) -> CountTiling:

@@ -97,7 +97,8 @@ def choose(indices: int, rows: int, width: int, chip: Device) -> Rule:
 
     ways: tuple[Rule, ...] = (cuda_sort if chip.kind == "cuda" else ascend_sort).WAYS
     for rule in ways:
-        if indices <= rule.max_indices and indices * width <= rule.max_elements and rows <= rule.max_rows:
+        fits = indices <= rule.max_indices and indices * width <= rule.max_elements and rows <= rule.max_rows
+        if fits and indices >= rule.repeats * rows:
             return rule
     last = ways[-1]
     if indices > last.max_indices:

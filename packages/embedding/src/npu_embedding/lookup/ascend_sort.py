@@ -41,7 +41,7 @@ SORT = (("LOG", _LOG), ("KEY_OF_ROW_0", KEY_OF_ROW_0))
 
 WAYS = (
     # way, indices, elements of dy, rows of the table, why
-    Rule(Way.MERGED, _MAX_INDICES, inf, _MAX_ROWS, f"a vector core sorts {BLOCK} numbers in its Unified Buffer", here()),
+    Rule(Way.MERGED, _MAX_INDICES, inf, _MAX_ROWS, 0, f"a vector core sorts {BLOCK} numbers in its Unified Buffer", here()),
 )
 
 

@@ -19,6 +19,7 @@ zeros in rows that get no gradient. Rows of dy are loaded a tile at a time, in t
 
 import dataclasses
 from math import ceil
+from typing import Any
 
 from npu_tiling.budget import FP32, here, power_of_two
 from npu_tiling.calls import Empty
@@ -26,9 +27,10 @@ from npu_tiling.device import tl, triton
 from npu_tiling.launch import CountTiling
 from npu_tiling.plans import Plan, Slot
 
+from ..call import NO_ID, NO_ROW, Bags
 from ..formula import column_block, dy_offset, load_row, store_row
 from ..rows import FLOAT, MIN_CHUNK, BlockRule, Gradient, RowShape, Way
-from .cuda_sort import RULE_OF, SEARCHED, Sorted, load_keys, sorted_rows, sorted_slots
+from .cuda_sort import RULE_OF, SEARCHED, Sorted, bags_of_rows, load_keys, sorted_rows, sorted_slots
 
 
 @triton.jit(do_not_specialize=["n", "first_row", "stop_row", "n_total"])
@@ -395,6 +397,8 @@ def backward(p: Plan, gradient: Gradient, dweight: Slot, way: Way) -> None:
     """Adds the steps that write dweight [n_rows, D]."""
     if way is Way.SEARCHED:
         _sum_searched(p, gradient, dweight)
+    elif way is Way.REPEATED and gradient.dy.dim() == 2:
+        _sum_repeated(p, gradient, dweight)
     else:
         _sum_sorted(p, gradient, dweight, sorted_rows(p, gradient, way))
 
@@ -416,6 +420,36 @@ def _sum_searched(p: Plan, gradient: Gradient, dweight: Slot) -> None:
         writes={"p_dweight": dweight},
         sizes=gradient.sizes | gradient.dy_sizes,
     )
+
+
+def _sum_repeated(p: Plan, gradient: Gradient, dweight: Slot) -> None:
+    """Adds the steps that sum a bag of rows of dy for each row of the table."""
+    from ..bags import sum_bags
+
+    found: Any = bags_of_rows(p, gradient)
+    order, starts = found
+    dy: Any = gradient.dy
+    n = gradient.indices.numel()
+    call = Bags(
+        indices=p.view(order, (n,), (1,)),
+        offsets=starts,
+        base=None,
+        sample_weights=None,
+        weight=dy,
+        row_scales=None,
+        n_bags=gradient.n_rows,
+        mean=gradient.scale_by_count,
+        factor=1.0,
+        eps=None,
+        left_out=NO_ID,
+        dtype=dy.dtype,
+        padding_idx=NO_ROW,
+        scale_grad_by_freq=False,
+        sparse=False,
+        first_row=0,
+        n_total=n,
+    )
+    sum_bags(p, call, dweight, "embedding backward, bags")
 
 
 def _sum_sorted(p: Plan, gradient: Gradient, dweight: Slot, indices: Sorted) -> None:

@@ -3,7 +3,7 @@
 A key is the row of the table that an index names. An index outside the table, or of the padding row, has the key `n_rows`,
 the last. `sorted` [n] are the keys in ascending order, `order` [n] says where each stood; equal keys stay in their order.
 
-The first launch sorts groups of GROUP indices: it compares each with all of its group. Each launch after it makes one run of
+The first launch sorts groups of GROUP indices. Each launch after it makes one run of
 several sorted runs: it searches each key in every other run of its set, and its place is the sum of the places it would have
 in each. The last such launch takes all runs for one set.
 """
@@ -26,19 +26,25 @@ from ..rows import INT8, INT32, INT64, Gradient, Rule, Way, fill, sorted_numbers
 SEARCHED, _SEARCHED_ELEMENTS = 1024, 2**18
 RANKED = 131072  # the most indices that kernels of our own sort
 
-# The first row that holds runs. RANKED and SORTED, the gradient of n rows of 160 on an H200: 32768 .077 and .111 ms, 65536
-# .097 and .121, 131072 .142 and .140, 262144 .242 and .168. torch.sort takes the host longer than all of RANKED.
+# The first row that holds runs. RANKED and SORTED, the gradient of n rows of 160 on an H200 (2026-11-30): 65536 .038 and
+# .068 ms, 131072 .068 and .093, 262144 .134 and .129. REPEATED and RANKED, with 4 indices a row: 16384 of 768 .024 and .031,
+# 32768 of 4096 .112 and .108; with 2 .032 and .030, .142 and .119.
 WAYS = (
-    # way, indices, elements of dy, rows of the table (kernels count them in 32 bits, but those of SORTED), why
-    Rule(Way.SEARCHED, SEARCHED, _SEARCHED_ELEMENTS, 2**30, f"{SEARCHED} are looked through sooner than sorted", here()),
-    Rule(Way.RANKED, RANKED, inf, 2**30, f"up to {RANKED} torch.sort takes as long or longer, and more of the host", here()),
-    Rule(Way.SORTED, inf, inf, inf, "a radix sort, whose time is a multiple of the number of indices", here()),
+    # way, indices, elements of dy, rows (kernels count them in 32 bits, but those of SORTED), indices a row at least, why
+    Rule(Way.SEARCHED, SEARCHED, _SEARCHED_ELEMENTS, 2**30, 0, f"{SEARCHED} are looked through sooner than sorted", here()),
+    Rule(Way.REPEATED, RANKED, 2**24, 2**30, 4, "all that a row gets is a bag: few partial sums, no zeros", here()),
+    Rule(Way.REPEATED, RANKED, inf, 2**30, 8, "bags are long: it pays to look at every row of the table", here()),
+    Rule(Way.RANKED, RANKED, inf, 2**30, 0, f"up to {RANKED} torch.sort takes longer, on the host too", here()),
+    Rule(Way.SORTED, inf, inf, inf, 0, "a radix sort, whose time is a multiple of the number of indices", here()),
 )
 RULE_OF = {rule.way: rule for rule in WAYS}
 
 
 GROUP = 512  # indices that the first kernel of RANKED sorts
 _RANKED_AT_ONCE = 16384  # indices whose sorted groups become one run in one launch as fast as in two
+_RANKED_TOGETHER = 32  # keys of a program
+_SEARCH_BITS = 2
+_ZEROED = 4096  # marks, by a program
 _UNIT = 4  # int32 that begin at a multiple of 16 bytes, which Triton's kernels are compiled for
 _LAST = tl.constexpr(2**31 - 2)  # after all keys, and one more is an int32 too
 
@@ -74,49 +80,76 @@ def mark_rows_kernel(
         tl.store(p_key + o_index, b_row.to(p_key.dtype.element_ty), mask=o_index < n)
 
 
-@triton.jit(do_not_specialize=["n", "n_rows", "first_row", "i_padding"])
+@triton.jit(do_not_specialize=["n", "n_groups", "n_rows", "first_row", "i_padding"])
 def sort_groups_kernel(
     p_index,
     p_groups,  # int32 [2, n_groups * GROUP]: keys, where each stood; places past the last index have the key _LAST
-    p_marks,  # int8 [n_rows], which this launch sets to zero
+    p_marks,  # int8 [n_rows], which this launch sets to zero; None: not needed
     n,
+    n_groups,
     n_rows,
     first_row,
     i_padding,
-    GROUP: tl.constexpr,
-    BLOCK_M: tl.constexpr,
+    LOG: tl.constexpr,  # GROUP is 2 ** LOG
+    WIDE: tl.constexpr,  # a key and a place in the group are an int64; else an int32
     BLOCK_Z: tl.constexpr,
 ):
-    """Sorts the keys of each group. A program compares BLOCK_M indices with all of their group: one wait for memory."""
-    o_i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    i_group = tl.program_id(0) * BLOCK_M // GROUP * GROUP
-    o_k = i_group + tl.arange(0, GROUP)
-    n_padded = tl.num_programs(0) * BLOCK_M
-    b_key = load_keys(p_index, o_i, n, n_rows, first_row, i_padding).to(tl.int32)  # [BLOCK_M]
-    b_key = tl.where(o_i < n, b_key, _LAST)
-    b_other = load_keys(p_index, o_k, n, n_rows, first_row, i_padding).to(tl.int32)  # [GROUP]
-    b_other = tl.where(o_k < n, b_other, _LAST)
-    # Of equal keys those that stand before come first.
-    b_limit = b_key[:, None] + (o_k[None, :] < o_i[:, None]).to(tl.int32)  # [BLOCK_M, GROUP]
-    b_place = i_group + tl.sum((b_other[None, :] < b_limit).to(tl.int32), axis=1)
-    tl.store(p_groups + b_place, b_key)
-    tl.store(p_groups + n_padded + b_place, o_i)
-    o_z = tl.arange(0, BLOCK_Z)
-    b_zero = tl.zeros([BLOCK_Z], tl.int8)
-    for i in tl.range(tl.program_id(0) * BLOCK_Z, n_rows, tl.num_programs(0) * BLOCK_Z):
-        tl.store(p_marks + i + o_z, b_zero, mask=o_z < n_rows - i)
+    """Sorts the keys of a group, with their places in the lower bits; or sets BLOCK_Z marks to zero."""
+    GROUP: tl.constexpr = 1 << LOG
+    i_group = tl.program_id(0)
+    if i_group < n_groups:
+        o_place = tl.arange(0, GROUP)
+        o_i = i_group * GROUP + o_place
+        b_key = tl.where(o_i < n, load_keys(p_index, o_i, n, n_rows, first_row, i_padding), n_rows + 1)
+        if WIDE:
+            b_sorted = tl.sort(b_key.to(tl.int64) << LOG | o_place)
+        else:
+            b_sorted = tl.sort(b_key.to(tl.int32) << LOG | o_place)
+        o_from = i_group * GROUP + (b_sorted & (GROUP - 1)).to(tl.int32)
+        tl.store(p_groups + o_i, tl.where(o_from < n, (b_sorted >> LOG).to(tl.int32), _LAST))
+        tl.store(p_groups + n_groups * GROUP + o_i, o_from)
+    elif p_marks is not None:
+        o_row = (i_group - n_groups) * BLOCK_Z + tl.arange(0, BLOCK_Z)
+        tl.store(p_marks + o_row, tl.zeros([BLOCK_Z], tl.int8), mask=o_row < n_rows)
 
 
 @triton.jit
-def count_below(p_keys, b_run, b_key, STEPS: tl.constexpr):
-    """How many keys of a sorted run of 2^STEPS, which begins at `b_run`, are below `b_key`: a search in powers of two."""
-    p_run = p_keys + b_run
-    b_below = tl.zeros_like(b_key)
-    RUN: tl.constexpr = 1 << STEPS
-    for s in tl.static_range(STEPS):
-        step = RUN >> (s + 1)
-        b_below += tl.where(tl.load(p_run + b_below + (step - 1)) < b_key, step, 0)
-    return b_below + (tl.load(p_run + b_below) < b_key).to(tl.int32)
+def search_step(p_keys, b_at, b_limit, WIDTH: tl.constexpr, LATER: tl.constexpr):
+    """int32 [M, G, 1]: places moved on by how many of WIDTH pieces of 2^LATER keys end below the limit.
+
+    LATER is 0 in the last step. Those before leave out the last piece, in which the next step would look after its end.
+    """
+    o_piece = tl.arange(0, WIDTH)
+    m_below = tl.load(p_keys + b_at + (((o_piece + 1) << LATER) - 1)) < b_limit  # [M, G, WIDTH]
+    if LATER > 0:
+        m_below = m_below & (o_piece < WIDTH - 1)
+    return b_at + (tl.expand_dims(tl.sum(m_below.to(tl.int32), axis=2), 2) << LATER)
+
+
+@triton.jit
+def count_below(p_keys, b_run, b_key, STEPS: tl.constexpr, BITS: tl.constexpr):
+    """int32 [M, G]: how many keys of the sorted runs of 2^STEPS that begin at `b_run` [M, G] are below `b_key` [M, G].
+
+    A step of the search looks at 2^BITS keys at once, the first step at as many as are left over.
+    """
+    N_STEPS: tl.constexpr = (STEPS + BITS - 1) // BITS
+    b_limit = tl.expand_dims(b_key, 2)
+    b_at = search_step(p_keys, tl.expand_dims(b_run, 2), b_limit, 1 << (STEPS - BITS * (N_STEPS - 1)), BITS * (N_STEPS - 1))
+    for s in tl.static_range(N_STEPS - 1):
+        b_at = search_step(p_keys, b_at, b_limit, 1 << BITS, BITS * (N_STEPS - 2 - s))
+    return tl.sum(b_at, axis=2) - b_run
+
+
+@triton.jit
+def count_all_below(p_keys, b_key, n_runs, STEPS: tl.constexpr, BITS: tl.constexpr, BLOCK_G: tl.constexpr):
+    """int32 [M]: how many keys of all sorted runs are below `b_key` [M]."""
+    b_count = tl.zeros_like(b_key)
+    for g in tl.range(0, n_runs, BLOCK_G):
+        o_g = g + tl.arange(0, BLOCK_G)
+        b_run = (tl.minimum(o_g, n_runs - 1) << STEPS)[None, :] + tl.zeros_like(b_key)[:, None]
+        b_below = count_below(p_keys, b_run, b_key[:, None] + tl.zeros_like(b_run), STEPS, BITS)
+        b_count += tl.sum(tl.where((o_g < n_runs)[None, :], b_below, 0), axis=1)
+    return b_count
 
 
 @triton.jit(do_not_specialize=["n_runs", "n_rows"])
@@ -125,9 +158,11 @@ def rank_runs_kernel(
     p_sorted,  # int32 [2, n_runs * RUN]: those of the sets, sorted
     p_marks,
     p_inside,  # int32 [1]
+    p_starts,  # int32 [n_rows + 1]: in place of these two, the place where each row's keys begin; None: not needed
     n_runs,
     n_rows,
     STEPS: tl.constexpr,  # RUN is 2 ** STEPS
+    BITS: tl.constexpr,  # log2 of the keys that a step of a search looks at
     SET: tl.constexpr,  # runs that become one; 0: all
     BLOCK_M: tl.constexpr,
     BLOCK_G: tl.constexpr,
@@ -135,39 +170,39 @@ def rank_runs_kernel(
     """BLOCK_M places of a sorted run, looked up in BLOCK_G runs of its set at a time.
 
     In runs before its own, all keys that are not above its key come before it; in those after, all keys below. The last
-    launch marks the rows that indices name.
+    launch marks the rows that indices name, or has programs more, each for BLOCK_M rows of which it finds the first place.
     """
     RUN: tl.constexpr = 1 << STEPS
-    i_first = tl.program_id(0) * BLOCK_M
-    i_run = i_first // RUN
+    o_i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    i_run = tl.program_id(0) * BLOCK_M // RUN
     n_places = n_runs * RUN
-    i_set = 0
-    i_stop = n_runs
-    if SET > 0:
-        i_set = i_run // SET * SET
-        i_stop = i_set + SET
-    o_i = i_first + tl.arange(0, BLOCK_M)
-    b_key = tl.load(p_runs + o_i)  # [BLOCK_M]
-    b_order = tl.load(p_runs + n_places + o_i)
-    b_rank = o_i - (i_run - i_set) * RUN
-    for g in tl.range(i_set, i_stop, BLOCK_G):
-        o_g = g + tl.arange(0, BLOCK_G)
-        b_run = tl.minimum(o_g, i_stop - 1) * RUN
-        b_limit = b_key[:, None] + (o_g < i_run).to(tl.int32)[None, :]  # [BLOCK_M, BLOCK_G]
-        b_below = count_below(p_runs, b_run[None, :], b_limit, STEPS)
-        b_rank += tl.sum(tl.where(((o_g != i_run) & (o_g < i_stop))[None, :], b_below, 0), axis=1)
-    tl.store(p_sorted + b_rank, b_key)
-    tl.store(p_sorted + n_places + b_rank, b_order)
-    if SET == 0:
-        tl.store(p_marks + b_key, 1, mask=b_key < n_rows)
-        if i_first == 0:
-            n_inside = 0
-            for g in tl.range(0, n_runs, BLOCK_G):
-                o_g = g + tl.arange(0, BLOCK_G)
-                b_run = tl.minimum(o_g, n_runs - 1) * RUN
-                b_below = count_below(p_runs, b_run, tl.full([BLOCK_G], 0, tl.int32) + n_rows, STEPS)
-                n_inside += tl.sum(tl.where(o_g < n_runs, b_below, 0), axis=0)
-            tl.store(p_inside, n_inside)
+    if i_run >= n_runs:
+        if p_starts is not None:
+            b_row = o_i - n_places
+            b_start = count_all_below(p_runs, b_row, n_runs, STEPS, BITS, BLOCK_G)
+            tl.store(p_starts + b_row, b_start, mask=b_row <= n_rows)
+    else:
+        i_set = 0
+        i_stop = n_runs
+        if SET > 0:
+            i_set = i_run // SET * SET
+            i_stop = i_set + SET
+        b_key = tl.load(p_runs + o_i)  # [BLOCK_M]
+        b_order = tl.load(p_runs + n_places + o_i)
+        b_rank = o_i - (i_run - i_set) * RUN
+        for g in tl.range(i_set, i_stop, BLOCK_G):
+            o_g = g + tl.arange(0, BLOCK_G)
+            b_limit = b_key[:, None] + (o_g < i_run).to(tl.int32)[None, :]  # [BLOCK_M, BLOCK_G]
+            b_run = (tl.minimum(o_g, i_stop - 1) * RUN)[None, :] + tl.zeros_like(b_limit)
+            b_below = count_below(p_runs, b_run, b_limit, STEPS, BITS)
+            b_rank += tl.sum(tl.where(((o_g != i_run) & (o_g < i_stop))[None, :], b_below, 0), axis=1)
+        tl.store(p_sorted + b_rank, b_key)
+        tl.store(p_sorted + n_places + b_rank, b_order)
+        if p_marks is not None:
+            tl.store(p_marks + b_key, 1, mask=b_key < n_rows)
+            if tl.program_id(0) == 0:
+                b_inside = count_all_below(p_runs, n_rows + tl.arange(0, 1), n_runs, STEPS, BITS, BLOCK_G)
+                tl.store(p_inside + tl.arange(0, 1), b_inside)
 
 
 class Stage(NamedTuple):
@@ -190,16 +225,19 @@ class Stage(NamedTuple):
 
     def tiling(self, device: Device) -> CountTiling:
         """That of the launch."""
-        blocks = {"STEPS": self.run.bit_length() - 1, "SET": self.runs, "BLOCK_M": 32, "BLOCK_G": self.together}
-        return RULE_OF[Way.RANKED].tiling(device, blocks, 32)
+        steps = {"STEPS": self.run.bit_length() - 1, "BITS": _SEARCH_BITS, "SET": self.runs}
+        blocks = steps | {"BLOCK_M": _RANKED_TOGETHER, "BLOCK_G": self.together}
+        return RULE_OF[Way.RANKED].tiling(device, blocks, _RANKED_TOGETHER)
 
 
 _ALL_GROUPS, _SETS, _ALL_SETS = Stage(GROUP, 0, 16), Stage(GROUP, 16, 8), Stage(16 * GROUP, 0, 8)
 
 
-def sort_tiling(device: Device) -> CountTiling:
-    """That of the launch that sorts groups of indices."""
-    return RULE_OF[Way.RANKED].tiling(device, {"GROUP": GROUP, "BLOCK_M": 8, "BLOCK_Z": 4096}, 8)
+def sort_tiling(device: Device, n_rows: int) -> CountTiling:
+    """That of the launch that sorts groups of indices into a table of so many rows."""
+    log = GROUP.bit_length() - 1
+    blocks = {"LOG": log, "WIDE": (n_rows + 2) << log > INT32_END, "BLOCK_Z": _ZEROED}
+    return RULE_OF[Way.RANKED].tiling(device, blocks, GROUP)
 
 
 def rank_stages(n: int) -> tuple[Stage, ...]:
@@ -218,19 +256,19 @@ class Sorted(NamedTuple):
     Attributes:
         rows: [n] or longer, ascending.
         order: [n] or longer, where each stood.
-        marks: int8, for each row of the table whether an index names it.
+        marks: int8, for each row of the table whether an index names it; None beside the starts of rows.
         inside: int32, the first of which says how many of `rows` have a gradient: the first ones.
     """
 
     rows: Slot
     order: Slot
-    marks: Slot
+    marks: Slot | None
     inside: Slot
 
 
 def sorted_rows(p: Plan, gradient: Gradient, way: Way) -> Sorted:
     """Adds the steps that sort, by kernels of our own or by torch.sort."""
-    if way is Way.RANKED:
+    if way is not Way.SORTED:
         return _ranked(p, gradient)
     # 32 bits are half the passes of a radix sort.
     keys = p.new(Empty(gradient.indices.shape, INT32 if gradient.n_rows < INT32_END else INT64))
@@ -245,30 +283,43 @@ def sorted_slots(p: Plan, gradient: Gradient, slot: Slot, order: Slot) -> Sorted
     return Sorted(slot, order, marks, inside)
 
 
-def _ranked(p: Plan, gradient: Gradient) -> Sorted:
+def bags_of_rows(p: Plan, gradient: Gradient) -> tuple[Slot, Slot]:
+    """Adds the steps that sort. int32: where each index stood, [n] or longer; where each row's begin, [n_rows + 1]."""
+    starts = p.new(Empty((gradient.n_rows + 1,), INT32))
+    return _ranked(p, gradient, starts).order, starts
+
+
+def _ranked(p: Plan, gradient: Gradient, starts: Slot | None = None) -> Sorted:
+    """`starts`: what the last launch writes in place of marks."""
     n_rows, n, stages = gradient.n_rows, gradient.indices.numel(), rank_stages(gradient.indices.numel())
     places = ceil(n / stages[0].places) * stages[0].places
     memory = p.new(Empty((_UNIT + 4 * places,), INT32))
     inside = p.view(memory, (_UNIT,), (1,))
     runs, others = (p.view(memory, (2 * places,), (1,), _UNIT + 2 * places * i) for i in range(2))
-    marks = p.new(Empty((n_rows,), INT8))
+    marks = p.new(Empty((n_rows,), INT8)) if starts is None else None
     name = "embedding backward, groups"
     p.launch(
         sort_groups_kernel,
         name,
-        p.choose(name, sort_tiling(p.chip)).grid(places),
+        p.choose(name, sort_tiling(p.chip, n_rows)).grid(places) + (0 if marks is None else ceil(n_rows / _ZEROED)),
         reads={"p_index": gradient.indices},
         writes={"p_groups": runs, "p_marks": marks},
-        sizes=gradient.sizes,
+        sizes=gradient.sizes | {"n_groups": places // GROUP},
     )
     name = "embedding backward, ranks"
     for stage in stages:
+        last = stage is stages[-1]
         p.launch(
             rank_runs_kernel,
             name,
-            p.choose(name, stage.tiling(p.chip)).grid(places),
+            p.choose(name, stage.tiling(p.chip)).grid(places + (0 if starts is None or not last else n_rows + 1)),
             reads={"p_runs": runs},
-            writes={"p_sorted": others, "p_marks": marks, "p_inside": inside},
+            writes={
+                "p_sorted": others,
+                "p_marks": marks if last else None,
+                "p_inside": inside if last and starts is None else None,
+                "p_starts": starts if last else None,
+            },
             sizes={"n_runs": places // stage.run, "n_rows": n_rows},
         )
         runs, others = others, runs
