@@ -258,6 +258,17 @@ def taken_lock_kernel(p_lock, p_y):
 
 
 @triton.jit
+def two_updates_kernel(p_x, ONE: tl.constexpr):
+    """Sets the lowest two bits of x. ONE: at one place, in a loop."""
+    if ONE:
+        for i in tl.range(0, 2):
+            tl.atomic_or(p_x, 1 << i)
+    else:
+        tl.atomic_or(p_x, 1)
+        tl.atomic_or(p_x, 2)
+
+
+@triton.jit
 def lost_wait_kernel(p_turn, p_y):
     """y = 1 after a program that never comes has set turn to 1."""
     while tl.load(p_turn, volatile=True) != 1:

@@ -35,6 +35,7 @@ from fault_kernels import (
     summed_products_kernel,
     swapped_value_kernel,
     taken_lock_kernel,
+    two_updates_kernel,
     unlocked_exchange_kernel,
     unordered_sum_kernel,
     unordered_while_kernel,
@@ -307,11 +308,24 @@ def test_an_exchange_of_one_number_is_not_written(toolchain, loaded):
         assert x[0] == (5 if final and not loaded else 7), GONE
 
 
-def test_the_lock_that_the_page_on_faults_advises_for_1_2_0_counts_every_program():
-    lock, y = torch.zeros(2, 1, dtype=torch.int32)
-    with npu_offline.emulate("Ascend910B4", toolchain="1.2.0", final=True, threads=8):
+@pytest.mark.parametrize("one", [False, True])
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_updates_at_two_places_do_not_exclude_each_other(toolchain, one):
+    x = torch.zeros(1, dtype=torch.int32)
+    if one:
+        run(two_updates_kernel, (x,), toolchain, grid=4, ONE=True)
+        assert x.item() == 3
+    else:
+        with pytest.raises(npu_offline.RaceError, match="no lock keeps the two apart: compiler fault 31"):
+            run(two_updates_kernel, (x,), toolchain, grid=4, ONE=False)
+
+
+@pytest.mark.parametrize("threads", [1, 8])
+def test_the_release_of_a_lock_may_be_lost(threads):
+    lock, y = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    said = pytest.raises(npu_offline.RaceError, match=r"argument p_lock .* no lock keeps the two apart")
+    with said, npu_offline.emulate("Ascend910B4", toolchain="1.2.0", final=True, threads=threads):
         taken_lock_kernel[(40,)](lock, y)
-    assert y.item() == 40
 
 
 def test_a_loop_that_only_waits_is_left_out(monkeypatch):

@@ -48,7 +48,7 @@ def test_a_lock_that_a_program_takes_twice_is_a_finding(toolchain):
     ("verb", "said"),
     [
         ("unlock", "deadlock: the program ends and holds a lock, for which the next program waits"),
-        ("lock", r"sync_block_unlock#\d+: the program holds no lock"),
+        ("lock", r"sync_block_unlock#\d+: the program does not hold lock 0"),
     ],
 )
 def test_a_lock_without_its_other_half_is_a_finding(verb, said):
@@ -74,3 +74,28 @@ def test_a_lock_that_a_program_before_another_does_not_take_is_a_finding(options
         odd_exchange_kernel[(1,)](torch.zeros(64), torch.ones(64), FIRST=0, BLOCK=64)
         with pytest.raises(FindingsError, match="deadlock: 2 of the programs up to number 3 take lock 0"):
             odd_exchange_kernel[(4,)](torch.zeros(64), torch.ones(4, 64), FIRST=1, BLOCK=64)
+
+
+@pytest.mark.parametrize("options", [{"final": True}, {"checks": True}, {"checks": True, "distinct": True}], ids=str)
+def test_1_1_0_releases_the_lock_of_a_program_that_does_not_take_it(options):
+    x, y = torch.zeros(64), torch.ones(4, 64)
+    with emulate(toolchain="1.1.0", **options):
+        odd_exchange_kernel[(4,)](x, y, FIRST=1, BLOCK=64)
+    assert y[:, 0].tolist() == ([1, 1, 1, 0] if "distinct" in options else [1, 0, 1, 1])  # of those the last one alone
+
+
+@triton.jit
+def tickets_kernel(p_x, p_y):
+    """Program (i, j, k) of the grid takes a number."""
+    i, n_j, j, n_k, k = tl.program_id(0), tl.num_programs(1), tl.program_id(1), tl.num_programs(2), tl.program_id(2)
+    tl.store(p_y + (i * n_j + j) * n_k + k, tl.atomic_add(p_x, 1))
+
+
+@pytest.mark.parametrize("threads", [1, 8])
+@pytest.mark.parametrize("shuffle", [None, 1])
+def test_programs_take_a_lock_in_the_order_of_the_chips_numbers(shuffle, threads):
+    x, y = torch.zeros(1, dtype=torch.int32), torch.zeros(2, 3, 4, dtype=torch.int32)
+    for _ in range(20):
+        with emulate(toolchain="1.2.0", final=True, threads=threads, shuffle=shuffle):
+            tickets_kernel[(2, 3, 4)](x.zero_(), y)
+        assert torch.equal(y.flatten(), torch.arange(24, dtype=torch.int32))

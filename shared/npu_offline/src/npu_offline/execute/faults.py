@@ -12,7 +12,7 @@ from .source_lines import LOAD, STORE, KernelSource
 if TYPE_CHECKING:
     import torch
 
-_OUT_OF_MEMORY, _RACE, _ENDLESS, _INTERRUPTED = 2, 3, 5, 6  # as in runtime.h, where 1 is an access out of bounds
+_OUT_OF_MEMORY, _RACE, _ENDLESS, _INTERRUPTED, _APART = 2, 3, 5, 6, 7  # as in runtime.h, where 1 is an access out of bounds
 _ACCESSES = ("read", "write", "atomic update")
 _DONE = ("read", "wrote", "updated atomically")
 
@@ -75,7 +75,7 @@ def fault_of(
     place = f"at byte {fault.address - bases[position]} of argument {pointers[position]}"
     lines = source.lines(pointers[position], fault.access)
     named = f" ({lines})" if lines else ""
-    if fault.reason != _RACE:
+    if fault.reason not in (_RACE, _APART):
         low, high = ranges[2 * fault.argument : 2 * fault.argument + 2]
         why = _why(source, pointers[position], fault.access, tensors[position])
         return OutOfBoundsError(f"{where}: {what} {place}, outside its storage of {high - low} bytes{named}{why}")
@@ -87,7 +87,8 @@ def fault_of(
     shared = f" (in one storage with {', '.join(aliases)})" if aliases else ""
     other = source.lines(pointers[position], fault.other_access) if not aliases else ""
     done = f"{_DONE[fault.other_access]} ({other})" if other and other != lines else _DONE[fault.other_access]
-    return RaceError(f"{where}: {what} {place}{shared}{named}, which {_program(fault.other, grid)} {done}")
+    apart = ", and no lock keeps the two apart: compiler fault 31" if fault.reason == _APART else ""
+    return RaceError(f"{where}: {what} {place}{shared}{named}, which {_program(fault.other, grid)} {done}{apart}")
 
 
 def _why(source: KernelSource, name: str, access: int, tensor: torch.Tensor | None) -> str:

@@ -162,7 +162,7 @@ class Launcher:
                 bases.append(address)
                 tensors.append(tensor_of(value))
                 rows.append(row_bytes(value) if emulation.ledgers else 0)
-                if emulation.watching:
+                if emulation.watching or binary.locks:
                     storages += bounds_of(value)
             else:
                 slots.append(value)
@@ -179,6 +179,7 @@ class Launcher:
         def run(address: int, *, mode: int = PLAIN, poison: int = _NOT_A_NUMBER) -> None:
             chosen = (ctypes.c_uint32 * len(programs))(*programs)
             noted = (ctypes.c_int64 * 10)()
+            watching = emulation.watching | settings.WATCH_LOCKS * bool(binary.locks and not programs)
             ctypes.memset(counters, 0, ctypes.sizeof(counters))
             if emulation.checks:  # on a chip it holds what launches before have left
                 ctypes.memset(workspace, poison, len(workspace))
@@ -193,7 +194,7 @@ class Launcher:
                     ctypes.c_int64(len(storages) // 2),
                     (ctypes.c_int32 * 3)(*grid),
                     emulation.settings(
-                        self._unit_bits, shared, mode=mode, poison=poison, chosen=chosen, late=late, **filled
+                        watching, self._unit_bits, shared, mode=mode, poison=poison, chosen=chosen, late=late, **filled
                     ),
                     counters,
                     noted,

@@ -15,7 +15,7 @@ from typing import Any
 from ..launches import Emulation
 
 ACCESS_FIELDS = 8  # as in launch.h
-_WATCH_USE, _WATCH_RACES = 1, 2  # as in launch.h
+_WATCH_USE, _WATCH_RACES, WATCH_LOCKS = 1, 2, 4  # as in runtime.h
 PROGRAM_SECONDS = 60
 """The processor time that one program of a grid may take: a limit for loops that do not end, not for slow programs."""
 PROGRESS_SECONDS = 10.0
@@ -110,6 +110,7 @@ class RunningEmulation(Emulation):
 
     def settings(
         self,
+        watching: int,
         unit_bits: int,
         shared: int,
         *,
@@ -126,6 +127,7 @@ class RunningEmulation(Emulation):
         With checks, programs run one after another, so that atomic updates have the same order in every run.
 
         Args:
+            watching: bits of what is watched.
             unit_bits: log2 of the bytes of the narrowest argument's elements.
             shared: a bit for each argument that several programs may write.
             mode: `PLAIN`, `CHECKED` or `SURVEYED`.
@@ -142,7 +144,7 @@ class RunningEmulation(Emulation):
             shuffle,
             PROGRAM_SECONDS,
             seed,
-            self.watching,
+            watching,
             unit_bits,
             shared,
             mode,

@@ -140,7 +140,7 @@ _CALLS: tuple[tuple[str, Pipe, str, Callable[[re.Match[str]], _Made]], ...] = (
     (r"(?:set_l1_2d|vbrc_l1)\w*", "MTE2", "rw", lambda m: ("fill", "", ())),
     (r"sync_block_lock", "S", "r", lambda m: ("lock", "", ())),
     (r"sync_block_unlock", "S", "r", lambda m: ("unlock", "", ())),
-    (r"free_lock_var", "S", "-", lambda m: ("nothing", "", ())),
+    (r"free_lock_var", "S", "r", lambda m: ("free_lock", "", ())),
 )
 _PATTERNS = tuple((re.compile(pattern), pipe, roles, describe) for pattern, pipe, roles, describe in _CALLS)
 

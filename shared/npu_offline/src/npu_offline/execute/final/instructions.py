@@ -12,7 +12,20 @@ from ...errors import UnsupportedError
 from ...module.operations import ATOMICS, BINARY, COMPARISONS, REDUCTIONS, ROUNDINGS, UNARY, Operation, is_memory
 
 _KINDS = {name: number for number, name in enumerate(REDUCTIONS)}
-_PLAIN = {*BINARY, *UNARY, "select", "broadcast", "copy", "fill", "arange", "lock", "unlock", "nothing", "interleave"}
+_PLAIN = {
+    *BINARY,
+    *UNARY,
+    "select",
+    "broadcast",
+    "copy",
+    "fill",
+    "arange",
+    "lock",
+    "unlock",
+    "free_lock",
+    "nothing",
+    "interleave",
+}
 _PLAIN |= {"gather", "nd2nz", "fixpipe"}
 _OPERANDS_OF_PRODUCT = 6  # a, b, whether results are overwritten, m, k, n; flags follow
 

@@ -1,5 +1,5 @@
-// Locks that programs take turns by. The library's lock counts programs: it waits until as many have released it as the program's
-// number says. So every program before the last that takes it must take it, and none can take it twice.
+// Locks that programs take turns by. The library's lock is a number in global memory: a program waits until it is the program's own,
+// and stores the next one to release it. So every program before the last that takes it must take it, and none can take it twice.
 #include "machine.h"
 #include "operations.h"
 
@@ -12,6 +12,8 @@ static int64_t number_of(const view *lock) {
 void count_lock(const view *lock) {
   const int64_t number = number_of(lock);
   launch *l = self->launch;
+  if (self->counted >> number & 1) return;
+  self->counted |= 1ull << number;
   pthread_mutex_lock(&l->findings_lock);
   l->lock_takers[number]++;
   if (machine->program > l->lock_last[number]) l->lock_last[number] = machine->program;
@@ -20,15 +22,22 @@ void count_lock(const view *lock) {
 
 void do_lock(const instruction *i, const view *const *o) {
   const int64_t number = number_of(o[0]);
-  if (holds_atomic_lock()) fail_text("%s#%d: the program holds another lock", i->name, i->number);
   if (self->locks >> number & 1)
     fail_text("deadlock: %s#%d takes lock %ld a second time in one program, and the lock counts programs", i->name, i->number, (long)number);
-  self->locks |= 1ull << number;
-  npu_offline_atomic_begin();
+  take_lock(number);
+}
+
+// At a program's end: for those that come after one that has not needed the lock.
+void do_free_lock(const instruction *i, const view *const *o) {
+  (void)i;
+  const int64_t number = number_of(o[0]);
+  if (self->locks >> number & 1) return;
+  take_lock(number);
+  release_lock(number);
 }
 
 void do_unlock(const instruction *i, const view *const *o) {
-  (void)o;
-  if (!holds_atomic_lock()) fail_text("%s#%d: the program holds no lock", i->name, i->number);
-  npu_offline_atomic_end();
+  const int64_t number = number_of(o[0]);
+  if (!(self->held >> number & 1)) fail_text("%s#%d: the program does not hold lock %ld", i->name, i->number, (long)number);
+  release_lock(number);
 }

@@ -87,7 +87,7 @@ void execute(const module *m, const int64_t *slots, int32_t x, int32_t y, int32_
   machine->current = 0;
   if (mixed) take_turns();
   else CORE->run(slots, machine->program, 0);
-  if (holds_atomic_lock()) fail_text("deadlock: the program ends and holds a lock, for which the next program waits");
+  if (self->held) fail_text("deadlock: the program ends and holds a lock, for which the next program waits");
   for (int k = 0; k < machine->count; k++) {
     machine->current = k;
     survey_step(STEP_END, k, 0, 0);

@@ -139,7 +139,6 @@ void execute(const module *m, const int64_t *slots, int32_t x, int32_t y, int32_
 static const int element_bytes[] = {4, 2, 2, 8, 4, 2, 1, 1, 4, 2, 1, 8};
 int64_t elements_of(const view *v);
 void extent(const view *v, const char **low, const char **high);  // first and last byte of all that a view has
-int holds_atomic_lock(void);
 void count_lock(const view *lock);
 void note_accesses(const instruction *i, const view *const *operands, int reads, int all);  // of the Unified Buffer, for pictures
 static inline void mark_issued(const instruction *i) { if (self->launch->issued) self->launch->issued[i->number] = 1; }

@@ -152,7 +152,7 @@ static void need_mask(const instruction *i) {
 
 void issue(const instruction *i, const view *const *operands) {
   mark_issued(i);
-  if (i->perform == do_lock) count_lock(operands[0]);
+  if (i->perform == do_lock || i->perform == do_free_lock) count_lock(operands[0]);
   if (checking() && i->pipe == V) need_mask(i);
   if (!checking()) {
     if (!surveying() || survey_instruction(i, operands, i->reads + i->writes + i->temporaries)) i->perform(i, operands);

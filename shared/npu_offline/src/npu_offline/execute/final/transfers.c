@@ -1,8 +1,6 @@
-// DMA between global memory and a core, atomic updates, and the lock that programs of a grid share.
+// DMA between global memory and a core, and atomic updates.
 #include "rows.h"
 #include "operations.h"
-
-int holds_atomic_lock(void) { return self->atomic; }
 
 typedef struct { char *base, *aligned; int64_t offset, sizes_strides[2 * RANK]; } plain;
 
@@ -77,12 +75,11 @@ void do_store(const instruction *i, const view *const *o) {
   for (int axis = tile.rank - 1; axis >= 0; axis--) tile.s[axis] = stride, stride *= tile.n[axis];
   if (elements_of(&tile) == 0) return;
   tile.space = UB, tile.p = npu_offline_alloc(64, stride * element_bytes[(int)tile.type]);
-  const int locked = holds_atomic_lock();
-  if (!locked) npu_offline_atomic_begin();
+  npu_offline_atomic_begin();
   transfer(to, &tile);
   updates[kind](i, (const view *const[]){&tile, o[0], &tile});
   transfer(&tile, to);
-  if (!locked) npu_offline_atomic_end();
+  npu_offline_atomic_end();
   npu_offline_free(tile.p);
 }
 

@@ -25,8 +25,8 @@ static int record_dma(int argument, int access, const char *low, const char *hig
   if (argument == LOCAL) return LOCAL;
   argument = locate(argument, access, low, high);
   counts *c = &self->counts[argument];
-  if (self->atomic && access == LOAD) return argument;  // the chip's L2 reads, not the core
-  if (self->atomic) c->atomics++;
+  if (is_update() && access == LOAD) return argument;  // the chip's L2 reads, not the core
+  if (is_update()) c->atomics++;
   c->transfers++;
   c->pieces += pieces;
   int length = 63 - __builtin_clzll((uint64_t)bytes);

@@ -59,30 +59,38 @@ static void give_arena(arena *a) {
   pthread_mutex_unlock(&arenas_lock);
 }
 
-// Runs programs until none is left; `counts` is this worker's own row of counters.
-static void work(launch *l, counts *own) {
-  worker w = {.launch = l, .arena = take_arena(), .counts = own};
-  self = &w;
-  for (;;) {
-    int64_t position = atomic_fetch_add(&l->next, 1);
-    if (position >= l->programs || atomic_load(&l->failed)) break;
-    int64_t p = l->order ? l->order[position] : position;
-    w.position = p;
-    w.turns = w.ends = w.locks = 0;
-    w.program[0] = p % l->grid[0];
-    w.program[1] = p / l->grid[0] % l->grid[1];
-    w.program[2] = p / l->grid[0] / l->grid[1];
-    if (!setjmp(w.leave)) l->kernel(l->arguments, w.program[0], w.program[1], w.program[2]);
-    reset(w.arena);
+// Ends the worker's program and gives it the next one; 0 if none is left.
+static int next_program(worker *w) {
+  launch *l = w->launch;
+  pthread_mutex_lock(&l->turns);
+  const int goes_on = l->next < l->programs && !atomic_load(&l->failed);
+  if (goes_on) {
+    const int64_t p = l->order ? l->order[l->next] : l->next;
+    l->next++;
+    w->position = p;
+    w->block = block_of(l->grid, p);
+    w->turns = w->ends = w->locks = w->held = w->counted = 0;
+    w->program[0] = p % l->grid[0];
+    w->program[1] = p / l->grid[0] % l->grid[1];
+    w->program[2] = p / l->grid[0] / l->grid[1];
+  } else {
+    w->block = INT64_MAX;
   }
-  give_arena(w.arena);
-  self = NULL;
+  pthread_cond_broadcast(&l->turned);
+  pthread_mutex_unlock(&l->turns);
+  return goes_on;
 }
 
-typedef struct { launch *launch; counts *counts; } task;
-
-static void *run(void *t) {
-  work(((task *)t)->launch, ((task *)t)->counts);
+// Runs programs until none is left.
+static void *work(void *own) {
+  worker *w = self = own;
+  w->arena = take_arena();
+  while (next_program(w)) {
+    if (!setjmp(w->leave)) w->launch->kernel(w->launch->arguments, w->program[0], w->program[1], w->program[2]);
+    reset(w->arena);
+  }
+  give_arena(w->arena);
+  self = NULL;
   return NULL;
 }
 
@@ -124,30 +132,30 @@ int npu_offline_launch(void (*kernel)(const void *, int32_t, int32_t, int32_t), 
               .seconds = given->seconds, .unit_bits = given->unit_bits, .shared = given->shared, .check = given->check, .poison = given->poison,
               .findings = findings, .news = given->news, .issued = given->issued,
               .accesses = given->accesses, .accesses_room = given->accesses_room, .late = given->late};
-  pthread_mutex_init(&l.findings_lock, NULL);
+  pthread_mutex_init(&l.findings_lock, NULL), pthread_mutex_init(&l.turns, NULL), pthread_cond_init(&l.turned, NULL);
   int64_t threads = given->threads;
   uint64_t seed = given->seed;
   if (threads > l.programs) threads = l.programs > 0 ? l.programs : 1;
-  uint32_t *order = given->shuffle ? malloc(sizeof *order * (l.programs + 1)) : NULL;
+  const int has_locks = ranges->low < ranges->high;  // the first argument
+  uint32_t *order = given->shuffle || has_locks ? malloc(sizeof *order * (l.programs + 1)) : NULL;
   counts *rows = calloc(threads * pointers + 1, sizeof *rows);
   pthread_t *handles = calloc(threads, sizeof *handles);
-  task *tasks = calloc(threads, sizeof *tasks);
+  l.workers = calloc(threads, sizeof *l.workers), l.threads = threads;
   int result = 2;
-  if (start_watching(&l, row_bytes, storages, storage_count) && rows && handles && tasks && (order || !given->shuffle)) {
-    for (int64_t i = 0; order && i < l.programs; i++) {
+  if (start_watching(&l, row_bytes, storages, storage_count) && rows && handles && l.workers && (order || !(given->shuffle || has_locks))) {
+    for (int64_t i = 0; has_locks && i < l.programs; i++) order[i] = position_of(grid, i);  // the chip's order: others may wait for ever
+    for (int64_t i = 0; order && !has_locks && i < l.programs; i++) {
       int64_t j = next_random(&seed) % (uint64_t)(i + 1);
       order[i] = order[j];
       order[j] = i;
     }
     l.order = given->chosen_count ? given->chosen : order;
     if (given->chosen_count) l.programs = given->chosen_count;
+    for (int64_t i = 0; i < threads; i++) l.workers[i] = (worker){.launch = &l, .counts = rows + i * pointers, .block = INT64_MAX};
     int64_t started = 1;
-    for (; started < threads; started++) {
-      tasks[started] = (task){&l, rows + started * pointers};
-      if (pthread_create(&handles[started], NULL, run, &tasks[started])) break;
-    }
+    while (started < threads && !pthread_create(&handles[started], NULL, work, &l.workers[started])) started++;
     heed_interrupt();
-    work(&l, rows);
+    work(l.workers);
     for (int64_t i = 1; i < started; i++) pthread_join(handles[i], NULL);
     forget_interrupt();
     add_rows(rows, started, pointers, total);
@@ -155,6 +163,6 @@ int npu_offline_launch(void (*kernel)(const void *, int32_t, int32_t, int32_t), 
     result = atomic_load(&l.failed) || waits_for_ever(&l) ? 1 : 0;
   }
   end_watching(&l);
-  free(l.seen), free(order), free(rows), free(handles), free(tasks);
+  free(l.seen), free(order), free(rows), free(handles), free(l.workers);
   return result;
 }

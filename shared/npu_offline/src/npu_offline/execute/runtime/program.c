@@ -1,4 +1,4 @@
-// The program that a thread is running: how it stops early, and the lock that its atomic updates hold.
+// The program that a thread is running: how it stops early, the mutex that its atomic updates hold, and the locks that it takes.
 #include "runtime.h"
 
 #include <signal.h>
@@ -32,6 +32,35 @@ void npu_offline_atomic_begin(void) {
 void npu_offline_atomic_end(void) {
   self->atomic = 0;
   pthread_mutex_unlock(&atomics);
+}
+
+// ---- Locks that programs take turns by
+
+static int is_taken_before(const launch *l, uint64_t lock) {
+  for (int64_t i = 0; i < l->threads; i++) {
+    const worker *w = &l->workers[i];
+    if (w->block < self->block && !(w->locks & ~w->held & lock)) return 1;
+  }
+  return 0;
+}
+
+// Waits until every program before this one has released the lock, or has ended. Programs start in the order of their blocks.
+void take_lock(int64_t number) {
+  launch *l = self->launch;
+  const uint64_t lock = 1ull << number;
+  pthread_mutex_lock(&l->turns);
+  while (is_taken_before(l, lock) && !atomic_load(&l->failed)) pthread_cond_wait(&l->turned, &l->turns);
+  self->locks |= lock, self->held |= lock;
+  pthread_mutex_unlock(&l->turns);
+  if (atomic_load(&l->failed)) fail(STOPPED, LOCAL, LOAD, NULL, 0);
+}
+
+void release_lock(int64_t number) {
+  launch *l = self->launch;
+  pthread_mutex_lock(&l->turns);
+  self->held &= ~(1ull << number);
+  pthread_cond_broadcast(&l->turned);
+  pthread_mutex_unlock(&l->turns);
 }
 
 // ---- Loops that do not end
@@ -77,6 +106,7 @@ void npu_offline_turn(void) {
   if (interrupted) fail(INTERRUPTED, LOCAL, LOAD, NULL, 0);
   if (self->launch->late && *self->launch->late) fail(ENDLESS, LOCAL, LOAD, NULL, 0);
   if (++self->turns % TURNS_BETWEEN_LOOKS) return;
+  if (atomic_load(&self->launch->failed)) fail(STOPPED, LOCAL, LOAD, NULL, 0);  // it may wait for the program that failed
   const int64_t now = processor_time();
   if (!self->ends) self->ends = now + self->launch->seconds * 1000000000;
   else if (now > self->ends) fail(ENDLESS, LOCAL, LOAD, NULL, 0);

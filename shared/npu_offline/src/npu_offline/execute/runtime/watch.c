@@ -42,6 +42,47 @@ static void join(int argument, int access, uint32_t kind, const char *low, uint3
   }
 }
 
+// ---- Updates that do not exclude each other: behind different locks of the library, or one of them behind none
+
+// Whether what a program did comes before what this one does: each program takes a lock after those before it have released it.
+static int precedes(const latest *a) {
+  const int32_t *grid = self->launch->grid;
+  return !a->who || a->who == (uint32_t)self->position + 1 ||
+         (a->who != MANY && block_of(grid, (int64_t)a->who - 1) < self->block && self->locks & ~a->released);
+}
+
+// What this access may come in between of, NULL if nothing. Behind a lock an update is a load and a store, but for those that the
+// chip makes by itself.
+static const latest *apart(updates *u, int access) {
+  const int locked = self->held != 0, stores = access == STORE && !self->atomic;
+  const latest *other = NULL;
+  if (!precedes(&u->locked) && (locked || u->locked.stored)) other = &u->locked;
+  else if (locked && stores && !precedes(&u->bare)) other = &u->bare;
+  if (other) return other;
+  latest *own = locked ? &u->locked : &u->bare;
+  const uint32_t who = (uint32_t)self->position + 1;
+  own->who = !locked && own->who && own->who != who ? MANY : who;
+  own->released = self->locks & ~self->held;
+  own->stored |= stores;
+  return NULL;
+}
+
+static void compare_locks(int argument, const char *low, updates *of, int access, int64_t n, pthread_mutex_t *held) {
+  for (int64_t i = 0; i < n; i++) {
+    const latest *found = apart(&of[i], access);
+    if (!found) continue;
+    const latest other = *found;
+    const int64_t unit_bits = self->launch->unit_bits;
+    const int is_store = other.stored && found == &of[i].bare;
+    pthread_mutex_unlock(held);
+    const char *unit = (const char *)((((uintptr_t)low >> unit_bits) + i) << unit_bits);
+    fail_beside(APART, argument, self->held || self->atomic ? UPDATE : access, unit, (int64_t)1 << unit_bits, is_store ? STORE : UPDATE,
+                other.who == MANY ? -1 : (int64_t)other.who - 1);
+  }
+}
+
+// ---- Accesses
+
 // The region that an access lies in. Between the tensors of one argument that stands for several there is none.
 static const region *region_of(int argument, int access, const char *low, const char *high) {
   const launch *l = self->launch;
@@ -54,7 +95,7 @@ static const region *region_of(int argument, int access, const char *low, const 
 void watch(int argument, int access, const char *low, int64_t bytes) {
   launch *l = self->launch;
   const region *r = region_of(argument, access, low, low + bytes);
-  const uint32_t kind = self->atomic || access == UPDATE ? UPDATED : access == LOAD ? READ : OWN;
+  const uint32_t kind = is_update() || access == UPDATE ? UPDATED : access == LOAD ? READ : OWN;
   for (const char *end = low + bytes; low < end;) {
     uintptr_t stripe = (uintptr_t)low >> STRIPE_BITS;
     const char *limit = (const char *)((stripe + 1) << STRIPE_BITS), *high = limit < end ? limit : end;
@@ -65,6 +106,7 @@ void watch(int argument, int access, const char *low, int64_t bytes) {
     if (l->watch & WATCH_USE)
       memset((kind == READ ? l->watched[argument].read : l->watched[argument].written) + r->first + start, 1, n);
     if (r->units) join(argument, access, kind, low, r->units + start, n, lock);
+    if (r->updates && kind != READ) compare_locks(argument, low, r->updates + start, access, n, lock);
     pthread_mutex_unlock(lock);
     low = high;
   }
@@ -97,6 +139,7 @@ void end_watching(launch *l) {
     if (l->watched[i].written) munmap(l->watched[i].written, l->units);
   }
   if (l->regions && l->region[0].units) munmap(l->region[0].units, l->units * sizeof(uint32_t));
+  if (l->regions && l->region[0].updates) munmap(l->region[0].updates, l->units * sizeof(updates));
   for (int i = 0; i < STRIPES; i++) pthread_mutex_destroy(&l->stripes[i]);
   free(l->watched), free(l->region);
 }
@@ -104,7 +147,7 @@ void end_watching(launch *l) {
 // The regions that storages make up where they overlap, and where the units of each begin among all units.
 static void find_regions(launch *l, const range *storages, int64_t count) {
   for (int64_t i = 0; i < count; i++) {
-    region all = {storages[i].low, storages[i].high, NULL, 0};
+    region all = {storages[i].low, storages[i].high, NULL, NULL, 0};
     int64_t kept = 0;
     for (int64_t j = 0; j < l->regions; j++) {
       region r = l->region[j];
@@ -141,7 +184,12 @@ int start_watching(launch *l, const int64_t *row_bytes, const range *storages, i
   if (l->watch & WATCH_RACES) {
     uint32_t *units = zeros(l->units * sizeof *units);
     for (int64_t j = 0; units && j < l->regions; j++) l->region[j].units = units + l->region[j].first;
-    return units != NULL;
+    if (!units) return 0;
+  }
+  if (l->watch & WATCH_LOCKS) {
+    updates *all = zeros(l->units * sizeof *all);
+    for (int64_t j = 0; all && j < l->regions; j++) l->region[j].updates = all + l->region[j].first;
+    return all != NULL;
   }
   return 1;
 }
