@@ -7,6 +7,7 @@ import threading
 import pytest
 from npu_offline.cli import main
 from npu_offline.execute import settings
+from npu_offline.execute.meaning import launch as meaning
 from npu_offline.timing import program
 
 FILE = """
@@ -141,6 +142,7 @@ def test_every_ticket_is_given_once(run):
 @pytest.mark.parametrize("command", ["run", "check"])
 def test_a_loop_that_does_not_end_is_named(run, monkeypatch, command, launch):
     monkeypatch.setattr(settings, "PROGRAM_SECONDS", 1)
+    monkeypatch.setattr(meaning, "SECONDS", 1)
     where = ["--toolchain", "1.2.0", *(["--soc", "Ascend910B4", "--jobs", "1"] if command == "check" else [])]
     status, said = run(command, f'yield "endless", lambda: {launch}', *where)
     assert "program (0, 0, 0): stopped after 1 s of processor time: a loop does not end" in said
@@ -168,6 +170,7 @@ def test_time_names_a_loop_that_does_not_end(run, monkeypatch):
 @pytest.fixture
 def interrupt_launches(monkeypatch):
     """Every launch is interrupted a second after it begins."""
+    monkeypatch.setattr(meaning, "SECONDS", 1)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore interrupts
     made, timers = settings.RunningEmulation.settings, []
 
@@ -186,7 +189,7 @@ def interrupt_launches(monkeypatch):
 @pytest.mark.parametrize("options", [[LINALG], ["--toolchain", "1.2.0"]])
 @pytest.mark.usefixtures("interrupt_launches")
 def test_an_interrupt_ends_a_loop_that_does_not(run, options):
-    status, said = run("run", 'yield "endless", lambda: call(wait, 1, 64, dtype=torch.float32, BLOCK=64)', *options)
+    status, said = run("run", 'yield "endless", lambda: call(wait, 1, 64, grid=1, dtype=torch.float32, BLOCK=64)', *options)
     assert "npu-offline: stopped" in said
     assert status == 130
 
