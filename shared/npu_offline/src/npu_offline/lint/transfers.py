@@ -97,7 +97,7 @@ def float_atomic(compiled: Compiled) -> Iterator[str]:
 def lost_exchange(compiled: Compiled) -> Iterator[str]:
     """An exchange of one number, or of a tile full of one, is in no final module: a lock that it takes is never taken
     (compiler fault 19). The compiler of CANN 8.5 leaves out such a compare-and-swap too. Take tl.atomic_or, tl.atomic_and or
-    tl.atomic_max, which are written; where the old value is not used, a store."""
+    tl.atomic_max, which are written but make no lock (compiler fault 31); where the old value is not used, a store."""
     lost = {"exch"} | ({"cas"} if compiled.subject.toolchain == "1.0.0" else set())
     for transfer in transfers(compiled.linalg):
         kind = str(property_of(transfer.op, "GenericAtomicRMW") or "").strip('"')
