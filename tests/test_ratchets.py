@@ -14,16 +14,15 @@ from tools.workspace import ROOT, read_packages
 
 # Of the sources of a package: files, lines, and of an operator the share of its lines that is device code, in hundredths.
 MOST = {
-    "npu_tiling": (20, 5843, 0),
+    "npu_tiling": (20, 5860, 0),
     "rms_norm": (23, 5133, 17),
     "embedding": (22, 5537, 28),
     "attn_res": (29, 7147, 21),
     "fused_linear_cross_entropy": (41, 10649, 16),
 }
 MOST_PARAMETERS = 36  # of a kernel
-PRIVATE = re.compile(r"\b(?:torch|dist)\.(?:\w+\.)*_\w+")
-# Beside what operators need: what sees the calls of a model that is patched.
-WITH_PRIVATE_NAMES = {"npu_tiling.dispatch", "npu_tiling.models"}
+PRIVATE = re.compile(r"\b(?:torch|dist)\.(?:\w+\.)*_\w+|from torch\b[\w.]* import .*\b_\w+")
+WITH_PRIVATE_NAMES = {"npu_tiling.dispatch"}
 
 
 def sources(package):
@@ -53,7 +52,7 @@ def test_kernels_have_no_more_parameters():
     assert max(found.values()) <= MOST_PARAMETERS, max(found, key=found.get)
 
 
-def test_private_names_of_pytorch_stand_in_two_pages_of_the_core():
+def test_private_names_of_pytorch_stand_in_one_page_of_the_core():
     packages = [package for name, package in read_packages().items() if name in MOST]
     found = {f"{each.module}.{file.stem}" for each in packages for file in sources(each) if PRIVATE.search(file.read_text())}
     assert found == WITH_PRIVATE_NAMES

@@ -23,11 +23,11 @@ CORE = (
     "explaining",
     "operators | partials",
     "plans",
-    "calls | collectives | launch",
+    "calls | collectives | launch | models",
     "arguments | dispatch | rows",
     "budget",
     "chips",
-    "device | direct | doctor | dtensor | models",
+    "device | direct | doctor | dtensor",
 )
 
 FOLDERS = {

@@ -7,13 +7,12 @@ from inspect import isbuiltin
 from typing import Any
 
 import torch
-from npu_tiling.dispatch import is_autocast
+from npu_tiling.dispatch import as_constant, is_autocast
 from npu_tiling.dtensor import is_distributed
 from npu_tiling.models import (
     Derived,
     Patch,
     Replacement,
-    as_constant,
     derived,
     from_package,
     in_order,

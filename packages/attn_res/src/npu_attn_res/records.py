@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from npu_tiling import Device
 from npu_tiling.calls import Empty, Size
-from npu_tiling.models import exported
+from npu_tiling.dispatch import exported
 from torch import Tensor
 
 from .ascend.tiling import statistics_by_token

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from npu_tiling import collectives
 from npu_tiling.calls import Empty, statistics_dtype
-from npu_tiling.models import exported
+from npu_tiling.dispatch import exported
 from torch import Tensor
 from torch.distributed import ProcessGroup
 

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 from npu_tiling import arguments
+from npu_tiling.dispatch import as_constant
 from npu_tiling.models import (
     Derived,
     Patch,
     Replacement,
-    as_constant,
     by_name,
     called_otherwise,
     derived,

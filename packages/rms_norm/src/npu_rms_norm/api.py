@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 import torch
 from npu_tiling import arguments, device_for
 from npu_tiling.chips import dry_runs
+from npu_tiling.dispatch import exported
 from npu_tiling.dtensor import Shards, is_distributed, shard, summed
-from npu_tiling.models import exported
 from torch import Tensor
 
 from . import operator

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import torch
 from npu_tiling.calls import statistics_dtype
 from npu_tiling.chips import plain_pytorch
+from npu_tiling.dispatch import as_constant
 from npu_tiling.models import (
     Derived,
     Patch,
     Replacement,
-    as_constant,
     derived,
     in_order,
     obstacle,

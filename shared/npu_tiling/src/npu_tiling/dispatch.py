@@ -1,7 +1,6 @@
 """Operators registered with PyTorch whose calls cost little on the host, and what autograd records of a call.
 
-Private names of PyTorch stand in this file, and in `models.py` those that say what sees a model's calls. Imports torch;
-`npu_tiling` itself does not.
+Private names of PyTorch stand in this file alone. Imports torch; `npu_tiling` itself does not.
 """
 
 from __future__ import annotations
@@ -22,6 +21,8 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .chips import dry_runs, plain_pytorch
@@ -59,6 +60,8 @@ is_batched: Callable[[Tensor], bool] = _private("_C._functorch.is_legacy_batched
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Class = TypeVar("_Class", bound=type)
 
 PLAIN = frozenset((Tensor, Parameter))
 """Types of tensors without a `__torch_dispatch__` or `__torch_function__` of their own."""
@@ -203,6 +206,53 @@ def all_plain(arguments: Sequence[Any]) -> bool:
         elif isinstance(argument, Tensor):
             return False
     return True
+
+
+def function_modes() -> list[Any]:
+    """The modes in force that see calls of PyTorch's functions. A compiler has a stack of its own, which it traces."""
+    return _get_current_function_mode_stack() if _count_function_modes() else []
+
+
+def dispatch_modes() -> list[Any]:
+    """The modes in force that see calls of operators."""
+    return _get_current_dispatch_mode_stack() if count_dispatch_modes() else []
+
+
+def is_torchscript() -> bool:
+    """Whether `torch.jit.trace` records what is called."""
+    return torch._C._get_tracing_state() is not None
+
+
+def global_hooks() -> list[Any]:
+    """The hooks of all modules."""
+    kinds = ("forward", "forward_pre", "backward", "backward_pre")
+    return [hook for kind in kinds for hook in getattr(torch.nn.modules.module, f"_global_{kind}_hooks").values()]
+
+
+def is_of_pytorch(kind: type[Any]) -> bool:
+    """Whether PyTorch computes with tensors of a class as with plain ones: DTensors and fake tensors."""
+    return kind.__module__.startswith(("torch.distributed.", "torch._subclasses."))
+
+
+def as_constant(function: _Function) -> _Function:
+    """Let a compiler call this function while it traces, and take the result for a constant; a decorator.
+
+    It is `torch.compiler.assume_constant_result`, which would import the compiler. All releases take classes, functions,
+    numbers and strings as arguments.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def exported(kind: _Class) -> _Class:
+    """Let `torch.export.save` write programs that return a named tuple of this kind; a decorator.
+
+    Who loads such a program imports the tuple's module first. An old PyTorch that cannot save named tuples stays as it is.
+    """
+    register = _private("utils._pytree._register_namedtuple", None)
+    if register is not None:
+        register(kind, serialized_type_name=f"{kind.__module__}.{kind.__qualname__}")
+    return kind
 
 
 def is_autocast(tensor: Tensor) -> bool:

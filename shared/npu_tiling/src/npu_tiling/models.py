@@ -12,15 +12,13 @@ import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType, NoneType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
 from torch.nn.utils.parametrize import is_parametrized
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils import _pytree
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from .dispatch import as_constant, dispatch_modes, function_modes, global_hooks, is_of_pytorch, is_torchscript
 
 
 class Hook:
@@ -48,20 +46,6 @@ class Hook:
         while self._originals:
             holder, name, value = self._originals.pop()
             setattr(holder, name, value)
-
-
-_T = TypeVar("_T", bound=tuple[object, ...])
-
-
-def exported(kind: type[_T]) -> type[_T]:
-    """Let `torch.export.save` write programs that return a named tuple of this kind; a decorator.
-
-    Who loads such a program imports the tuple's module first. An old PyTorch that cannot save named tuples stays as it is.
-    """
-    register = getattr(_pytree, "_register_namedtuple", None)
-    if register is not None:
-        register(kind, serialized_type_name=f"{kind.__module__}.{kind.__qualname__}")
-    return kind
 
 
 class Replacement(NamedTuple):
@@ -235,18 +219,6 @@ class _Watched(NamedTuple):
 _watched: dict[int, _Watched] = {}  # by id of the module, while it lives and is patched
 _elsewhere: dict[Entry, None] = {}  # fallbacks of modules that no report has, such as copies
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def as_constant(function: _Function) -> _Function:
-    """Let a compiler call this function while it traces, and take the result for a constant; a decorator.
-
-    It is `torch.compiler.assume_constant_result`, which would import the compiler. All releases take classes, functions,
-    numbers and strings as arguments.
-    """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
-
 
 def stands_for(module: nn.Module, known: type[Any], unless: str | None = None, /, **tensors: Any) -> bool:
     """Whether what we compute can stand for this call of a patched module; otherwise `known.forward` is to be called.
@@ -335,7 +307,7 @@ def other_kind(name: str, tensor: Tensor | None) -> str | None:
 
 @as_constant
 def _is_known_kind(kind: type[Any]) -> bool:
-    if kind.__module__.startswith(("torch.distributed.", "torch._subclasses.")):
+    if is_of_pytorch(kind):
         return True
     function = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
     is_plain = function in (Tensor.__torch_function__.__func__, nn.Parameter.__torch_function__)  # type: ignore[attr-defined]
@@ -344,22 +316,19 @@ def _is_known_kind(kind: type[Any]) -> bool:
 
 def _onlooker() -> str | None:
     """What sees the calls of a model: None for nothing that minds, "" for an exporter, and otherwise a reason."""
-    if torch._C._len_torch_function_stack():  # a compiler has a stack of its own, which it traces
-        for mode in _get_current_function_mode_stack():
-            if _minds(type(mode)):
-                return f"a {type(mode).__name__} is in force, which sees what the model calls"
-    return _onlooker_below()
+    return _first_that_minds(function_modes()) or _onlooker_below()
 
 
 @as_constant
 def _onlooker_below() -> str | None:
-    if torch._C._get_tracing_state() is not None:
+    if is_torchscript():
         return ""
-    if not torch._C._len_torch_dispatch_stack():
-        return None
-    if torch.onnx.is_in_onnx_export():
-        return ""
-    for mode in _get_current_dispatch_mode_stack():
+    modes = dispatch_modes()
+    return "" if modes and torch.onnx.is_in_onnx_export() else _first_that_minds(modes)
+
+
+def _first_that_minds(modes: Sequence[Any]) -> str | None:
+    for mode in modes:
         if _minds(type(mode)):
             return f"a {type(mode).__name__} is in force, which sees what the model calls"
     return None
@@ -395,10 +364,8 @@ def more_than_forward(layer: Any) -> str | None:
 @as_constant
 def _other_calls(kind: type[Any]) -> str | None:
     """Why a call of any module of a class is not torch's alone; torch's own hooks, which count and track, can do without."""
-    for each in ("forward", "forward_pre", "backward", "backward_pre"):
-        hooks = getattr(torch_module, f"_global_{each}_hooks").values()
-        if not all(from_package(getattr(hook, "__func__", hook), "torch") for hook in hooks):
-            return "all modules have hooks"
+    if not all(from_package(getattr(hook, "__func__", hook), "torch") for hook in global_hooks()):
+        return "all modules have hooks"
     if not (from_package(kind.__call__, "torch") and from_package(kind._call_impl, "torch")):
         return "how modules are called was replaced"
     return None
