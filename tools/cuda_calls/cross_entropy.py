@@ -16,7 +16,7 @@ from .making import BF16, FP16, FP32, ROWS, Calls, backward, call, leaf, name
 
 
 def calls(device: torch.device) -> Calls:
-    """Vocabularies, each option alone and all of them, chunks of tokens and of columns, kept logits, targets outside."""
+    """Vocabularies, each option alone, all of them, chunks of tokens and columns, kept exponentials, targets outside."""
 
     def run(
         vocabulary: int,
@@ -81,8 +81,6 @@ def calls(device: torch.device) -> Calls:
             yield f"{name(dtype)} {vocabulary}, columns", call(run, vocabulary, dtype, softcap=5.0, **small)
             kept = {"memory_budget": 2**19, "tokens": 200, "width": 256}  # holds the fewest columns that are kept, 512
             yield f"{name(dtype)} {vocabulary}, kept columns", call(run, vocabulary, dtype, **kept)
-            kept["label_smoothing"] = 0.1  # logits are kept, not exponentials
-            yield f"{name(dtype)} {vocabulary}, kept columns, smoothing", call(run, vocabulary, dtype, **kept)
             yield f"{name(dtype)} {vocabulary}, everything by columns", call(run, vocabulary, dtype, **everything, **small)
         yield f"bf16 {vocabulary}, log-probabilities by columns", call(log_probs, vocabulary, memory_budget=2**14)
         yield f"bf16 {vocabulary}, distributions", call(distributions, vocabulary)

@@ -74,7 +74,6 @@ WAYS = (
     "bfloat16 1000, everything, each row",
     "bfloat16 123, everything, many rows",
     "bfloat16 50257, kept columns",
-    "bfloat16 20001, kept logits",
     "bfloat16 2048",
     "bfloat16 123, class weights, many rows",
     "bfloat16 50257, columns",
@@ -92,7 +91,6 @@ KERNELS = (
     "bfloat16 1000, everything, each row",
     "bfloat16 123, everything, many rows",
     "bfloat16 4096, many rows",
-    "bfloat16 20001, kept logits",
     "statistics of three ranks",
     "bfloat16 1000, distributions",
     "bfloat16 32001, distilled, everything",
@@ -117,7 +115,6 @@ def calls() -> Iterator[tuple[str, Callable[[], None]]]:
     for vocabulary in (123, 1000, 32001, 50257, 128256, 151936):
         for what, options in DISTILLATIONS.items():
             yield f"bfloat16 {vocabulary}, distilled, {what}", _distillation(vocabulary, **options)
-    yield "bfloat16 20001, kept logits", call(20001, tokens=8, width=64, memory_budget=2**18, label_smoothing=0.1)
     # The arithmetic on rows: every option of each row, and more rows than one program takes.
     yield "bfloat16 1000, everything, each row", call(1000, **OPTIONS["everything, entropy"], **EACH_ROW)
     for what in ("class weights", "everything"):

@@ -19,7 +19,6 @@ SMALL = {"memory_budget": 2**18}
 WAYS = {
     Way.WHOLE_ROWS: {"softcap": 30.0},
     Way.EXPONENTIALS: {"vocabulary": 32000},
-    Way.KEPT_LOGITS: {"width": 64, "label_smoothing": 0.1, **SMALL},
     Way.KEPT_EXPONENTIALS: {"width": 64, **SMALL},
     Way.COLUMNS: {"bias": True, **SMALL},
     Way.DISTRIBUTIONS: {"log_probs": True, "softcap": 30.0},

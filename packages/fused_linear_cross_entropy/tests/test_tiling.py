@@ -36,7 +36,6 @@ SHAPES = {
     "distributions' gradient": dataclasses.replace(
         EVERYTHING, kernel=ChunkKernel.DISTRIBUTION_GRADIENT, argmax=False, entropy=True
     ),
-    "kept": dataclasses.replace(PLAIN, kernel=ChunkKernel.KEEP, smoothed=True, argmax=True),
     "exponentials": dataclasses.replace(PLAIN, kernel=ChunkKernel.EXPONENTIALS),
 }
 
@@ -67,7 +66,7 @@ def test_tiles_cover_a_row_and_fit(chip):
             else:
                 assert launch.block_n & (launch.block_n - 1) == launch.tail_n & (launch.tail_n - 1) == 0
                 assert launch.constants.get("BARRIER", False) == (
-                    what not in ("loss alone", "narrow", "entropy", "kept", "distributions")
+                    what not in ("loss alone", "narrow", "entropy", "distributions")
                 )
 
 

@@ -12,9 +12,9 @@ The logits of all tokens are in memory together where there are no more tokens t
 take chunks of the vocabulary or of tokens. With chunks of the vocabulary the gradient needs all logits a second time. The
 first case that holds is taken:
 
-    all logits may be kept (`Demand.kept_bytes`) and fit, in x's dtype, in the memory of the weight's gradient (in equal
-    dtypes: tokens <= H): chunks of the vocabulary, of at most `_KEPT_BUDGET`, whose logits are kept there; no chunk adds to
-    another chunk's result
+    exponentials of all logits may be kept (`Demand.kept_bytes`) and fit, in x's dtype, in the memory of the weight's
+    gradient (in equal dtypes: tokens <= H): chunks of the vocabulary, of at most `_KEPT_BUDGET`, whose exponentials are kept
+    there; no chunk adds to another chunk's result
     the budget allows at least three eighths of T tokens (`_MIN_CHUNK_SHARE`): chunks of tokens
     else: chunks of the vocabulary, whose logits are computed twice
 
@@ -116,7 +116,7 @@ class Layout(Enum):
     """How a chunk takes the vocabulary."""
 
     ROWS = "whole rows of logits"
-    KEPT = "some columns at a time, whose logits are kept in the memory of the weight's gradient"
+    KEPT = "some columns at a time, whose exponentials are kept in the memory of the weight's gradient"
     COLUMNS = "some columns at a time, whose logits are computed twice"
 
 
@@ -127,8 +127,8 @@ class Chunks:
     Attributes:
         tokens: chunks of tokens.
         columns: chunks of the vocabulary; one if whole rows of logits are in memory.
-        kept: parts of the vocabulary, of a few chunks each, whose logits are kept in those rows of the weight's gradient;
-            empty if logits are not kept.
+        kept: parts of the vocabulary, of a few chunks each, whose exponentials are kept in those rows of the weight's
+            gradient; empty if none are kept.
         why: the rule that decided.
     """
 
@@ -172,7 +172,6 @@ class Way(Enum):
     WHOLE_ROWS = "PyTorch's product writes rows of logits; g takes their place; dx = g W, dW += g^T x"
     EXPONENTIALS = "PyTorch's product writes rows of logits; E takes their place; dx = v (E W), dW += E^T (v x)"
     PRODUCT = "a kernel's product writes rows of E, and no logits; dx = v (E W), dW += E^T (v x)"
-    KEPT_LOGITS = "PyTorch's product writes columns of logits; all wait in dW's memory, and become g; dx = g W, dW = g^T x"
     KEPT_EXPONENTIALS = "PyTorch's product writes columns of logits; all E wait in dW's memory; dx = v (E W), dW = (v E)^T x"
     KEPT_PRODUCT = "a kernel's product writes all E into dW's memory, and no logits; dx = v (E W), dW = (v E)^T x"
     COLUMNS = "PyTorch's product writes columns of logits, twice; the second time g takes their place; dx += g W, dW = g^T x"
@@ -297,10 +296,8 @@ RULES = (
     rule(Way.PRODUCT, Layout.ROWS, can_multiply, "a kernel's product stores exponentials of whole rows"),
     rule(Way.KEPT_EXPONENTIALS, Layout.KEPT, is_v_times_e, "the logits of all rows do not fit in one chunk; the gradient"
           " is v times E, a factor of each row times its exponentials"),
-    rule(Way.KEPT_LOGITS, Layout.KEPT, always, "the logits of all rows do not fit in one chunk; the gradient is not v times"
-          " E, a factor of each row times its exponentials (smoothing, argmax, fp16, a CPU, or more than 2^24 columns)"),
-    rule(Way.COLUMNS, Layout.COLUMNS, always, "few whole rows fit at a time, and the weight's gradient cannot keep all"
-          " logits (more tokens than columns of x, no such gradient, a bias, or an option)"),
+    rule(Way.COLUMNS, Layout.COLUMNS, always, "few whole rows fit at a time, and the weight's gradient cannot keep"
+          " exponentials of all (more tokens than columns of x, no such gradient, a bias, an option, fp16 or a CPU)"),
     rule(Way.EXPONENTIALS, Layout.ROWS, saves_a_sweep, "whole rows fit; the gradient is v times E: one sweep, not two"),
     rule(Way.WHOLE_ROWS, Layout.ROWS, always, "whole rows fit, and the gradient takes the logits' place: it is more than v"
           " times E (smoothing, entropy, softcap, argmax, a bias's gradient, an adapter or fp16), or E would save no sweep"
@@ -432,7 +429,7 @@ class Demand:
         logit_bytes: bytes of a logit; 0 if none is in memory.
         dweight_bytes: bytes of an element of the sums that become the weight's gradient; 0 if it is not wanted.
         dx: whether the gradient of x is wanted, in a dtype narrower than its sums.
-        kept_bytes: bytes of a logit that is kept for the gradient; 0 if none may be.
+        kept_bytes: bytes of an exponential that is kept for the gradient; 0 if none may be.
         scaled_bytes: bytes of a token's row of x times a factor, and of its sums of dx.
         sum_bytes: bytes of a token's partial sums, statistics and coefficients.
         length_factor: chunks have this many times T tokens.
@@ -526,7 +523,7 @@ def budget_of(memory_budget: int | None, device: Device | None) -> int:
 
 
 def _columns_kept_in_dweight(demand: Demand, budget: int) -> Chunks | None:
-    """Chunks of columns of all tokens, whose logits are kept; None if they, or the sums of dx, have no memory."""
+    """Chunks of columns of all tokens, whose exponentials are kept; None if they, or the sums of dx, have no memory."""
     tokens, vocabulary = demand.tokens, demand.vocabulary
     budget -= tokens * demand.sum_bytes
     # The longest chunk for which logits fit, and for each row and chunk a number: the maximum that was subtracted.
@@ -553,7 +550,7 @@ def _columns_kept_in_dweight(demand: Demand, budget: int) -> Chunks | None:
 
 
 def fits_in_dweight(demand: Demand, part: slice) -> bool:
-    """Whether the logits of a part can be kept in its rows of the weight's gradient."""
+    """Whether the exponentials of a part can be kept in its rows of the weight's gradient."""
     width = part.stop - part.start
     return demand.tokens * pitch(width) * demand.kept_bytes <= width * demand.width * demand.dweight_bytes
 
@@ -606,7 +603,8 @@ def dweight_bytes(shape: Shape) -> int:
 def _demand(shape: Shape, **others: Any) -> Demand:
     """What demands of both products have."""
     is_last = shape.task is Task.LOSS_AND_GRADIENTS  # a weight_grad holds other gradients
-    keeps = is_last and dweight_bytes(shape) and shape.bias_dtype is None and shape.options.shift_invariant
+    may_keep = dweight_bytes(shape) and shape.bias_dtype is None and shape.options.shift_invariant
+    keeps = is_last and may_keep and is_v_times_e(shape)
     kept, sizes = shape.x_dtype.itemsize if keeps else 0, (shape.tokens, shape.width, shape.vocabulary)
     return Demand(*sizes, dweight_bytes=dweight_bytes(shape), kept_bytes=kept, **others)
 

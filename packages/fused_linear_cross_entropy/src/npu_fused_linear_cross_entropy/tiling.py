@@ -43,7 +43,6 @@ class ChunkKernel(Enum):
     STATISTICS = ("cross_entropy_statistics_kernel", True, False)
     GRADIENT = ("cross_entropy_gradient_kernel", False, True)
     BOTH = ("cross_entropy_kernel", True, True)
-    KEEP = ("cross_entropy_keep_kernel", True, False)
     EXPONENTIALS = ("cross_entropy_exponentials_kernel", True, True)
     DISTRIBUTIONS = ("distribution_statistics_kernel", True, False)
     DISTRIBUTION_GRADIENT = ("distribution_gradient_kernel", False, True)
@@ -159,7 +158,7 @@ _FEW_BLOCKS = 8
 _NUMBERS = 8  # fp32 numbers of 32 bytes, which the numbers of a row's tiles are padded to
 # Unified Buffer, for an element of a tile, that a kernel of statistics and gradient needs for its loads to overlap
 # arithmetic. Below that it still compiles, but CANN 9.0 and later put temporaries where the next block is being loaded.
-_OVERLAPPING_BYTES = {ChunkKernel.BOTH: 53, ChunkKernel.KEEP: 53, ChunkKernel.EXPONENTIALS: 28}
+_OVERLAPPING_BYTES = {ChunkKernel.BOTH: 53, ChunkKernel.EXPONENTIALS: 28}
 _ROW_VALUES = 6  # padded to 32 bytes each
 _WEIGHT_TILES = 3  # fp32: weights of columns, of those before, and what one of them is multiplied by
 _ROW_TILES = 7  # fp32, of a tile that is a whole row

@@ -90,7 +90,7 @@ def launch_chunk(
     flags: Mapping[str, Any],
 ) -> None:
     """Adds a launch of a kernel of the loss; the other sizes follow from the chunk."""
-    written = next((each for name, each in writes.items() if name not in ("p_statistics", "p_largest", "p_reference")), None)
+    written = next((each for name, each in writes.items() if name not in ("p_statistics", "p_reference")), None)
     is_weighted = chunk.class_weight is not None
     is_scaled = options.logit_scale != 1.0 or options.softcap is not None
     shape = ChunkShape(

@@ -12,7 +12,7 @@ from .gradients import add_target_rows, scale_rows
 from .one_sweep import exponentials, settle
 from .product import ExponentialProduct
 from .rows import coefficients, join, losses, target_facts
-from .two_sweeps import gradient, keep, statistics, statistics_and_gradient
+from .two_sweeps import gradient, statistics, statistics_and_gradient
 
 
 def prepare(p: Plan, chunk: Chunk, options: Options) -> None:

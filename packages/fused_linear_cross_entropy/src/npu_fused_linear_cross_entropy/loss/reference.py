@@ -276,12 +276,6 @@ def write_statistics(
     result.copy_(merge_statistics(result, found) if merge else found)
 
 
-def write_kept(z: Tensor, result: Tensor, kept: Tensor, largest: Tensor) -> None:
-    """Writes the row maxima so far, [rows], and z minus these, in other memory."""
-    largest.copy_(result[MAXIMUM])
-    torch.sub(z, largest.unsqueeze(1), out=kept)
-
-
 def write_gradient(
     z: Tensor,
     target: Tensor,
@@ -360,11 +354,6 @@ def prepare(p: Plan, chunk: Chunk, options: Options) -> None:
 def statistics(p: Plan, chunk: Chunk, options: Options, result: Any, *, merge: bool) -> None:
     given = (chunk.logits, chunk.target, chunk.class_weight, result)
     p.torch(write_statistics, *given, chunk.first, options, merge, writes=[result])
-
-
-def keep(p: Plan, chunk: Chunk, options: Options, kept: Any, result: Any, largest: Any, *, merge: bool) -> None:
-    statistics(p, chunk, options, result, merge=merge)
-    p.torch(write_kept, chunk.logits, result, kept, largest, writes=[kept, largest])
 
 
 def gradient(p: Plan, chunk: Chunk, options: Options, gradient: Any, coefficients: Any) -> None:

@@ -6,9 +6,6 @@ A tile is BLOCK_M rows by BLOCK_N columns. Where N is no multiple of BLOCK_N, th
 Programs stride over the tiles of rows. The first sweep keeps a running maximum and sum for every lane and reduces them once,
 at the end of the row. The second sweep goes backwards, because the caches still have the last columns, and overwrites the
 logits. A narrower gradient lies in the upper half of its row, where no column is left to read once a block is stored.
-
-Logits that wait until their gradient can be computed are kept less their row's maximum so far: in a narrow dtype, likelier
-tokens are then rounded less.
 """
 
 from __future__ import annotations
@@ -223,54 +220,6 @@ def cross_entropy_gradient_kernel(
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["n_rows", "s_statistics", "first"])
-def cross_entropy_keep_kernel(
-    p_logits,  # [rows, N]
-    p_kept,  # [rows, N], other memory
-    p_target,  # int32 [rows], negative: none
-    p_class_weight,  # [N]
-    p_statistics,  # fp32 [7, rows], as above
-    p_largest,  # fp32 [rows]: the row maximum subtracted from the logits that are kept
-    n_rows,
-    s_logits,
-    s_kept,
-    s_statistics,
-    first,  # the column of the vocabulary that column 0 is
-    N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    TAIL_N: tl.constexpr,  # as above
-    MERGE: tl.constexpr,  # with the statistics of earlier columns, that are there already
-    SMOOTHED: tl.constexpr,
-    ARGMAX: tl.constexpr,
-):
-    """Statistics of rows of logits, and a copy of the logits minus their row's maximum so far."""
-    # lint: allow scalar-loop: one logit a row, the target's, comes from wherever it is
-    # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
-    # lint: allow unaligned-rows: rows are as wide as the vocabulary; those not of whole 32 bytes are padded on chip
-    N_FULL: tl.constexpr = N // BLOCK_N * BLOCK_N
-    o_row = tl.arange(0, BLOCK_M)
-    for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
-        i_row, n_left, m_row, p_row = tile_of_rows(p_logits, i_tile, n_rows, s_logits, BLOCK_M)
-        b_column = tl.load(p_target + i_row + o_row, mask=m_row, other=-1) - first  # [BLOCK_M]
-        b_tail = load_tail(p_row, s_logits, n_left, None, None, None, N, BLOCK_M, BLOCK_N, TAIL_N)
-        b_max, b_sum, b_z, m_here, b_safe = store_statistics(
-            p_row, p_statistics, b_tail, b_column, i_row, m_row, s_logits, s_statistics, n_left, n_left, None,
-            p_class_weight, first, None, None, N, BLOCK_M, BLOCK_N, MERGE, SMOOTHED, False, ARGMAX
-        )  # fmt: skip
-        tl.store(p_largest + i_row + o_row, b_max, mask=m_row)
-        p_out = p_kept + i_row.to(tl.int64) * s_kept
-        if TAIL_N > 0:
-            if N_FULL > 0:
-                b_tail = load_tail(p_row, s_logits, n_left, None, None, None, N, BLOCK_M, BLOCK_N, TAIL_N)
-            store_tile(p_out, b_tail - b_max[:, None], N_FULL, s_kept, n_left, N - N_FULL, False)
-        if N_FULL > 0:
-            for i_block in tl.range(0, N_FULL, BLOCK_N):
-                i_col = N_FULL - BLOCK_N - i_block
-                b_tile = load_logits(p_row, i_col, s_logits, n_left, None, None, None, BLOCK_N, BLOCK_M, BLOCK_N)
-                store_tile(p_out, b_tile - b_max[:, None], i_col, s_kept, n_left, BLOCK_N, False)
-
-
 # Launches. Kernels read raw products.
 
 
@@ -324,21 +273,6 @@ def statistics_and_gradient(p: Plan, chunk: Chunk, options: Options, gradient: A
         writes={"p_gradient": gradient, "p_statistics": result},
         sizes={"s_gradient": gradient.strides[0], "s_statistics": result.strides[0], **_scales(options), **scales},
         flags={**further, **_of_statistics(options), **_of_logits(options)},
-    )
-
-
-def keep(p: Plan, chunk: Chunk, options: Options, kept: Any, result: Any, largest: Any, *, merge: bool) -> None:
-    """Writes statistics as `statistics` does, the row maxima so far, [rows], and elsewhere the logits minus these."""
-    launch_chunk(
-        p,
-        cross_entropy_keep_kernel,
-        ChunkKernel.KEEP,
-        chunk,
-        options,
-        reads={**_reads(chunk), "p_class_weight": _smoothing_weight(chunk, options)},
-        writes={"p_kept": kept, "p_statistics": result, "p_largest": largest},
-        sizes={"s_kept": kept.strides[0], "s_statistics": result.strides[0]},
-        flags={"MERGE": merge, **_of_statistics(options)},
     )
 
 

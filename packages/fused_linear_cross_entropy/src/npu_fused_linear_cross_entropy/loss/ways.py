@@ -19,7 +19,7 @@ from torch import Tensor
 from .. import matmul
 from ..call import REFERENCE, STATISTICS, TARGET, TOTAL, Backward, Forward, is_unfinished
 from ..decide import Task, Way, choose, pitch, token_groups
-from ..head import EVERYTHING, Head, check_columns, clone, flat, linear, part, row, rows_in, shape_of, transposed
+from ..head import EVERYTHING, Head, check_columns, flat, linear, part, row, rows_in, shape_of, transposed
 from ..tiling import is_possible
 from ..tokens import typical_size
 from . import Chunk, TargetGradients
@@ -299,15 +299,13 @@ def _add_exponentials(
 
 
 def kept_in_dweight(loss: Loss, statistics: Any, upstream: Upstream) -> None:
-    """See `Way.KEPT_LOGITS`, `Way.KEPT_EXPONENTIALS` and `Way.KEPT_PRODUCT`. All tokens are one chunk.
+    """See `Way.KEPT_EXPONENTIALS` and `Way.KEPT_PRODUCT`. All tokens are one chunk.
 
-    The statistics of a row are known after all of its logits, and the gradient needs each logit again. The [N, W] logits of
-    W columns fit in the [W, H] rows of the weight's gradient if N is at most H, with rows a pitch of logits apart. Rounding
-    to a narrow dtype costs large numbers more, so each logit is kept minus the largest one of its row so far: that
-    difference is small where the probability is not.
+    The statistics of a row are known after all of its logits, and the gradient needs each exponential again. Those [N, W] of
+    W columns fit in the [W, H] rows of the weight's gradient if N is at most H, with rows a pitch of logits apart.
 
-    The order of products overwrites nothing that is still needed: part by part, the gradients in place of the logits and
-    their product for dx; after all parts the weight's gradient, part by part, each through a copy.
+    The order of products overwrites nothing that is still needed: part by part, the final exponentials in place of the first
+    ones and their product for dx; after all parts the weight's gradient, part by part, each through a copy.
     """
     p, on, options, head, tiling = loss.p, loss.on, loss.options, loss.head, loss.tiling
     dtype, count, parts = head.x.dtype, head.x.shape[0], tiling.chunks.kept
@@ -318,59 +316,44 @@ def kept_in_dweight(loss: Loss, statistics: Any, upstream: Upstream) -> None:
         of = next(of for of in parts if of.start <= columns.start < of.stop)
         return part(p, memory[of.start], slice(columns.start - of.start, columns.stop - of.start), 1)
 
-    waiting: list[tuple[Chunk, Any]] = []  # chunks, and what was subtracted from the logits of each row
+    waiting: list[tuple[Chunk, Any]] = []  # chunks of exponentials, and the references of their rows
     if tiling.way is Way.KEPT_PRODUCT:
         places = [(columns, place_of(columns)) for columns in tiling.chunks.columns]
         multiply = on.ExponentialProduct(p, head.weight, options)
         reference = multiply.statistics(head.x, loss.facts.columns, statistics, places)
         waiting = [(loss.chunk(EVERYTHING, columns, place), reference) for columns, place in places]
     else:
-        largest = p.new(Empty((len(tiling.chunks.columns), count), statistics.dtype))
-        keep = on.keep if tiling.way is Way.KEPT_LOGITS else on.exponentials
+        references = p.new(Empty((len(tiling.chunks.columns), count), statistics.dtype))
         for i, columns in enumerate(tiling.chunks.columns):
-            chunk, place, subtracted = loss.logits(EVERYTHING, columns), place_of(columns), row(p, largest, i)
-            keep(p, chunk, options, place, statistics, subtracted, merge=columns.start > 0)
-            waiting.append((chunk._replace(logits=place), subtracted))
+            chunk, place, reference = loss.logits(EVERYTHING, columns), place_of(columns), row(p, references, i)
+            on.exponentials(p, chunk, options, place, statistics, reference, merge=columns.start > 0)
+            waiting.append((chunk._replace(logits=place), reference))
     loss.exchange(statistics)
 
     coefficients = loss.coefficients(EVERYTHING, statistics, upstream)
-    v = targets = None
-    if tiling.way is Way.KEPT_LOGITS:
-        own = row(p, coefficients, REFERENCE)
-        reference = clone(p, own)
-    else:
-        last = _reachable(loss, waiting[-1][1], coefficients)
-        v = p.new(Empty((count,), statistics.dtype))
-        target_logit, targets = row(p, statistics, TARGET), loss.allocate_targets()
+    last = _reachable(loss, waiting[-1][1], coefficients)
+    v, target_logit, targets = p.new(Empty((count,), statistics.dtype)), row(p, statistics, TARGET), loss.allocate_targets()
 
-    def differentiate(of: slice) -> None:
-        """Overwrites the kept chunks of a part: with the gradient of their logits, or with their final exponentials."""
-        for chunk, subtracted in waiting:
-            if not of.start <= chunk.columns.start < of.stop:
-                continue
-            if targets is None:
-                p.torch(_difference, reference, subtracted, own, writes=[own])
-                on.gradient(p, chunk, options, chunk.logits, coefficients)
-            else:
-                on.settle(p, chunk, options, subtracted, last, target_logit, coefficients, v, targets)
+    def settle(of: slice) -> None:
+        """Makes the kept exponentials of a part final."""
+        for chunk, reference in waiting:
+            if of.start <= chunk.columns.start < of.stop:
+                on.settle(p, chunk, options, reference, last, target_logit, coefficients, v, targets)
 
     if head.dx is None:
         for of in parts:
-            differentiate(of)
+            settle(of)
     else:
-        _write_kept_dx(loss, memory, differentiate, v, targets)
-    for of in parts:  # dW = the gradients of the logits, transposed, times x, in the place of both
-        gradient, rows_of_part = memory[of.start], part(p, head.dweight, of)
-        copy = rows_in(p, head.buffer, count, gradient.shape[1], dtype)
-        if v is None:
-            p.torch(torch.Tensor.copy_, copy, gradient, writes=[copy])
-        else:
-            on.scale_rows(p, gradient, v, copy)
-        matmul.multiply(p, transposed(p, copy), head.x, rows_of_part, alpha=tiling.dweight_scale)
+        _write_kept_dx(loss, memory, settle, v, targets)
+    for of in parts:  # dW = (v E)^T x, in the place of E
+        kept, rows_of_part = memory[of.start], part(p, head.dweight, of)
+        copy = rows_in(p, head.buffer, count, kept.shape[1], dtype)
+        on.scale_rows(p, kept, v, copy)
+        matmul.multiply(p, transposed(p, copy), head.x, rows_of_part)
 
 
 def _memory_in_dweight(loss: Loss) -> dict[int, Any]:
-    """By the first column of each part, memory [N, columns] for its logits in its rows of the weight's gradient."""
+    """By the first column of each part, memory [N, columns] for its exponentials in its rows of the weight's gradient."""
     p, dtype, count = loss.p, loss.head.x.dtype, loss.head.x.shape[0]
     dweight: Any = loss.head.dweight
     found, width = {}, dweight.shape[1] * dweight.dtype.itemsize // dtype.itemsize
@@ -384,15 +367,14 @@ def _memory_in_dweight(loss: Loss) -> dict[int, Any]:
     return found
 
 
-def _write_kept_dx(loss: Loss, memory: dict[int, Any], differentiate: Any, v: Any, targets: TargetGradients | None) -> None:
-    """dx [N, H] = gradients of the logits, in the place of the kept logits, @ weight.
+def _write_kept_dx(loss: Loss, memory: dict[int, Any], settle: Any, v: Any, targets: TargetGradients) -> None:
+    """dx [N, H] = v (E W) + g W[target], with the kept exponentials E.
 
     Args:
         memory: of each part.
-        differentiate: turns the logits of a part into their gradient; called before the first product of each part, so that
-            short launches are queued while a long one runs.
-        v: [N], factors of the gradients there; None for 1.
-        targets: gradients at the target columns (E has zeros there), which are added to dx.
+        settle: makes the exponentials of a part final; called before the first product of each part, so that short launches
+            are queued while a long one runs.
+        v: [N].
     """
     p, head, count, width = loss.p, loss.head, loss.head.x.shape[0], loss.head.x.shape[1]
     is_wide, longest = head.dx.dtype.itemsize < torch.float32.itemsize, count
@@ -404,20 +386,15 @@ def _write_kept_dx(loss: Loss, memory: dict[int, Any], differentiate: Any, v: An
             sums = p.view(head.buffer, dx.shape, (width, 1), dtype=torch.float32)
         for of in loss.tiling.chunks.kept:
             if tokens.start == 0:
-                differentiate(of)
+                settle(of)
             matmul.multiply(p, part(p, memory[of.start], tokens), part(p, head.weight, of), sums, adds=of.start > 0)
-        if v is not None:
-            of_tokens = None if targets is None else targets.part(p, tokens)
-            loss.on.scale_rows(p, sums, part(p, v, tokens), dx, of_tokens, head.weight)
-        elif is_wide:
-            p.torch(torch.Tensor.copy_, dx, sums, writes=[dx])
+        loss.on.scale_rows(p, sums, part(p, v, tokens), dx, targets.part(p, tokens), head.weight)
 
 
 WAYS = {
     Way.WHOLE_ROWS: whole_rows,
     Way.EXPONENTIALS: exponentials,
     Way.PRODUCT: by_product,
-    Way.KEPT_LOGITS: kept_in_dweight,
     Way.KEPT_EXPONENTIALS: kept_in_dweight,
     Way.KEPT_PRODUCT: kept_in_dweight,
     Way.COLUMNS: by_columns,
@@ -445,10 +422,6 @@ def _reachable(loss: Loss, reference: Any, coefficients: Any) -> Any:
 
 def _above(reference: Tensor, of_sum: Tensor) -> Tensor:
     return torch.maximum(reference, of_sum - _MAX_GAP)
-
-
-def _difference(reference: Tensor, subtracted: Tensor, out: Tensor) -> None:
-    torch.sub(reference, subtracted, out=out)
 
 
 def _of_tokens(p: Plan, value: Any, tokens: slice) -> Any:
