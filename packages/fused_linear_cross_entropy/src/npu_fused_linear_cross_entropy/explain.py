@@ -38,11 +38,7 @@ NAMES = {
     "MERGE": "with the statistics of earlier columns",
     "FIRST": "the first chunk of columns",
     "LAST": "one program adds up all rows; else partial sums are left",
-    "STORE": "exponentials are stored, and not their sums alone",
-    "SCALED": "logits are multiplied by logit_scale",
-    "SOFTCAP": "logits are capped",
     "SMOOTHED": "label_smoothing",
-    "Z_LOSS": "lse_square_scale, or the z-loss is asked for",
     "TOKEN_SCALING": "token_scaling",
     "ARGMAX": "the first largest logit is asked for",
     "ENTROPY": "entropies are asked for",
@@ -54,10 +50,6 @@ NAMES = {
     "WEIGHTED": "class_weight",
     "SMALL_INDEX": "ignore_index is exact in fp32",
     "DIVERGENCE": "from the teacher",
-    "HARD": "the targets' cross entropy is added",
-    "TEMPERED": "the temperature is not 1",
-    "TEACHER_SCALED": "the teacher's logits are multiplied by a factor",
-    "TEACHER_SOFTCAP": "the teacher's logits are capped",
 }
 """What sizes and flags of the kernels are."""
 

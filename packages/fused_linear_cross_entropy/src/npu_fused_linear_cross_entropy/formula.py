@@ -106,26 +106,28 @@ def merge_totals(b_max, b_total, b_weight, b_max2, b_total2, b_weight2):
 @triton.jit
 def row_coefficients(
     b_main, b_of_z_loss, b_weight, p_total_weight, b_reference, b_sum, b_z, smoothing, per_column, z_scale,
-    WEIGHTED: tl.constexpr, SMOOTHED: tl.constexpr, Z_LOSS: tl.constexpr, TOKEN_SCALING: tl.constexpr
+    WEIGHTED: tl.constexpr, TOKEN_SCALING: tl.constexpr
 ):  # fmt: skip
     """a, still without 1 / S, b and c [rows] of a loss.
 
     Args:
         b_main, b_of_z_loss: [rows], factors of the losses and z-losses; 0 for a row without a target.
         b_weight: [rows], the class weight of the target; with WEIGHTED.
-        p_total_weight: the sum of the class weights, one number; with WEIGHTED and SMOOTHED.
-        b_reference, b_sum, b_z: [rows], k, S and the target's z; with Z_LOSS and TOKEN_SCALING.
+        p_total_weight: the sum of the class weights, one number; with WEIGHTED and a smoothing.
+        b_reference, b_sum, b_z: [rows], k, S and the target's z; with a z-loss and TOKEN_SCALING.
+        smoothing, z_scale: None: there is none; c is then not to be read.
         per_column: the smoothing divided by the size of the vocabulary.
     """
-    b_b = b_main * (1.0 - smoothing)
-    b_c = b_main * per_column
-    b_a = b_main
+    b_a, b_b, b_c = b_main, b_main, b_main
+    if smoothing is not None:
+        b_b = b_main * (1.0 - smoothing)
+        b_c = b_main * per_column
     if WEIGHTED:
         b_b *= b_weight
         b_a = b_b
-        if SMOOTHED:
+        if smoothing is not None:
             b_a = b_b + b_c * tl.load(p_total_weight)
-    if Z_LOSS:
+    if z_scale is not None:
         b_a += b_of_z_loss * (2.0 * z_scale) * (b_reference + tl.log(b_sum))
     if TOKEN_SCALING:
         # A row without a target has z 0, and L may be below.

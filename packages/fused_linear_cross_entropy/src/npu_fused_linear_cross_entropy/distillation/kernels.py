@@ -157,21 +157,20 @@ def distillation_kernel(
     p_student,  # [rows, N], raw products
     p_gradient,  # [rows, N], over the student's memory
     p_teacher,  # [rows, N], raw products
-    p_target,  # int32 [rows], negative: none; with HARD
+    p_target,  # int32 [rows], negative: none; None: their cross entropy has no weight
     p_bias,  # [N]
     p_teacher_bias,  # [N]
     p_factors,  # fp32 [rows], of the gradient
     p_losses,  # fp32 [2, rows]: divergences, and cross entropies of the targets
     n_rows,
     s_student,
-    s_gradient,
     s_teacher,
     s_losses,
-    logit_scale,  # these four divided by the temperature
-    softcap,
+    logit_scale,  # these four divided by the temperature; None: 1
+    softcap,  # None: there is none
     teacher_scale,
     teacher_softcap,
-    temperature,
+    temperature,  # None: 1
     beta,
     soft_weight,
     hard_weight,
@@ -182,12 +181,6 @@ def distillation_kernel(
     PADDED: tl.constexpr,
     BARRIER: tl.constexpr,
     DIVERGENCE: tl.constexpr,
-    HARD: tl.constexpr,
-    TEMPERED: tl.constexpr,  # the targets' cross entropy has probabilities of another temperature, 1
-    SCALED: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    TEACHER_SCALED: tl.constexpr,
-    TEACHER_SOFTCAP: tl.constexpr,
 ):
     """Losses of whole rows, and the gradient of their sum times the factors, if there is memory for it."""
     # lint: allow scalar-loop: one logit a row, the target's, comes from wherever it is
@@ -195,8 +188,6 @@ def distillation_kernel(
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; those not of whole 32 bytes are padded on chip
     N_FULL: tl.constexpr = N // BLOCK_N * BLOCK_N
     RELOADS: tl.constexpr = TAIL_N > 0 and N >= BLOCK_N  # a tail is not kept while the other columns are swept
-    logit_scale, softcap = logit_scale if SCALED else None, softcap if SOFTCAP else None
-    teacher_scale, teacher_softcap = teacher_scale if TEACHER_SCALED else None, teacher_softcap if TEACHER_SOFTCAP else None
     o_row = tl.arange(0, BLOCK_M)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
         i_row, n_left, m_row, p_row = tile_of_rows(p_student, i_tile, n_rows, s_student, BLOCK_M)
@@ -205,17 +196,19 @@ def distillation_kernel(
         b_tail = load_tail(p_row, s_student, n_read, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N)
         b_max, b_log = log_sum_exp(p_row, b_tail, s_student, n_read, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N)
         b_hard_log, b_column = b_log, i_row
-        if HARD:
+        if p_target is not None:
             b_column = tl.load(p_target + i_row + o_row, mask=m_row, other=-1)  # [BLOCK_M]
-            if TEMPERED:
+            if temperature is not None:
                 _, b_hard_log = log_sum_exp(
                     p_row, b_tail * temperature, s_student, n_read, p_bias,
-                    logit_scale * temperature if SCALED else temperature, softcap * temperature if SOFTCAP else None,
+                    temperature if logit_scale is None else logit_scale * temperature,
+                    None if softcap is None else softcap * temperature,
                     N, BLOCK_M, BLOCK_N
                 )  # fmt: skip
             m_here, b_safe = target_column(b_column, N)
             b_target = target_logit(p_row, m_here, b_safe, s_student, n_left, p_bias, logit_scale, softcap)
-            tl.store(p_losses + s_losses + i_row + o_row, (b_max - b_target) * temperature + b_hard_log, mask=m_row)
+            b_apart = b_max - b_target if temperature is None else (b_max - b_target) * temperature
+            tl.store(p_losses + s_losses + i_row + o_row, b_apart + b_hard_log, mask=m_row)
         b_teacher_tail = load_tail(
             p_teacher_row, s_teacher, n_read, p_teacher_bias, teacher_scale, teacher_softcap, N, BLOCK_M, BLOCK_N, TAIL_N
         )
@@ -244,9 +237,14 @@ def distillation_kernel(
                     p_row, p_teacher_row, N_FULL, s_student, s_teacher, n_read, p_bias, p_teacher_bias, logit_scale, softcap,
                     teacher_scale, teacher_softcap, N - N_FULL, BLOCK_M, TAIL_N
                 )  # fmt: skip
+            HALVES: tl.constexpr = (
+                p_student.dtype.element_ty.primitive_bitwidth // p_gradient.dtype.element_ty.primitive_bitwidth
+            )
+            s_gradient = s_student * HALVES  # rows of both begin in the same places
             p_out = p_gradient + i_row.to(tl.int64) * s_gradient
-            b_soft, b_hard = b_factor * soft_weight, b_factor * (hard_weight * temperature) if HARD else None
-            hard_temperature = temperature if TEMPERED else None
+            b_soft, b_hard = b_factor * soft_weight, None
+            if p_target is not None:
+                b_hard = b_factor * (hard_weight if temperature is None else hard_weight * temperature)
             if DIVERGENCE == "forward_kl":
                 b_loss = tl.zeros([BLOCK_M], tl.float32)
             if TAIL_N > 0:
@@ -255,7 +253,7 @@ def distillation_kernel(
                 )
                 store_gradient(
                     p_out, b_tail, b_last_slope, b_last_p, b_k, b_soft, b_hard, b_max, b_hard_log, b_column, m_counted,
-                    N_FULL, s_gradient, n_left, logit_scale, softcap, hard_temperature, N - N_FULL, BARRIER
+                    N_FULL, s_gradient, n_left, logit_scale, softcap, temperature, N - N_FULL, BARRIER
                 )  # fmt: skip
                 if DIVERGENCE == "forward_kl":
                     b_loss += tl.sum(inside(b_last, 0.0, N - N_FULL), axis=1)
@@ -272,7 +270,7 @@ def distillation_kernel(
                     )
                     store_gradient(
                         p_out, b_z, b_slope, b_p, b_k, b_soft, b_hard, b_max, b_hard_log, b_column, m_counted, i_col,
-                        s_gradient, n_left, logit_scale, softcap, hard_temperature, BLOCK_N, BARRIER
+                        s_gradient, n_left, logit_scale, softcap, temperature, BLOCK_N, BARRIER
                     )  # fmt: skip
                     if DIVERGENCE == "forward_kl":
                         b_terms += b_term
@@ -297,26 +295,23 @@ def losses_and_gradient(
     losses: Any,
 ) -> None:
     """See `write_losses_and_gradient` in plan.py."""
-    (rows, width), is_hard, temperature = student.shape, options.hard_weight != 0.0, options.temperature
-    flags = {
-        "DIVERGENCE": options.divergence,
-        "HARD": is_hard,
-        "TEMPERED": temperature != 1.0,
-        "SCALED": options.logit_scale / temperature != 1.0,
-        "SOFTCAP": options.softcap is not None,
-        "TEACHER_SCALED": options.teacher_logit_scale / temperature != 1.0,
-        "TEACHER_SOFTCAP": options.teacher_softcap is not None,
+    (rows, width), temperature = student.shape, options.temperature
+    scale, teacher_scale = options.logit_scale / temperature, options.teacher_logit_scale / temperature
+    scales = {
+        "logit_scale": None if scale == 1.0 else scale,
+        "softcap": options.softcap and options.softcap / temperature,
+        "teacher_scale": None if teacher_scale == 1.0 else teacher_scale,
+        "teacher_softcap": options.teacher_softcap and options.teacher_softcap / temperature,
     }
-    is_biased = bias is not None or teacher_bias is not None
-    is_changed = any(flags[name] for name in ("SCALED", "SOFTCAP", "TEACHER_SCALED", "TEACHER_SOFTCAP"))
+    is_changed = any(each is not None for each in (bias, teacher_bias, *scales.values()))
     shape = ChunkShape(
         kernel=ChunkKernel.DISTILLATION,
         width=width,
         itemsize=student.dtype.itemsize,
         written_itemsize=0 if gradient is None else gradient.dtype.itemsize,
-        transformed=is_biased or is_changed,
+        transformed=is_changed,
     )
-    of_rows = {"p_target": target if is_hard else None, "p_factors": factors}
+    of_rows = {"p_target": target if options.hard_weight else None, "p_factors": factors}
     launch_shape(
         p,
         distillation_kernel,
@@ -326,17 +321,13 @@ def losses_and_gradient(
         sizes={
             "n_rows": rows,
             "s_student": student.strides[0],
-            "s_gradient": 0 if gradient is None else gradient.strides[0],
             "s_teacher": teacher.strides[0],
             "s_losses": losses.strides[0],
-            "logit_scale": options.logit_scale / temperature,
-            "softcap": (options.softcap or 1.0) / temperature,
-            "teacher_scale": options.teacher_logit_scale / temperature,
-            "teacher_softcap": (options.teacher_softcap or 1.0) / temperature,
-            "temperature": temperature,
+            **scales,
+            "temperature": None if temperature == 1.0 else temperature,
             "beta": options.beta,
             "soft_weight": options.soft_weight,
             "hard_weight": options.hard_weight,
         },
-        flags=flags,
+        flags={"DIVERGENCE": options.divergence},
     )

@@ -26,7 +26,7 @@ from ..formula import (
     store_tile,
     tile_of_rows,
 )
-from ..loss import launch_shape
+from ..loss import launch_shape, scales_of
 from ..tiling import ChunkKernel, ChunkShape
 
 
@@ -38,22 +38,19 @@ def distribution_statistics_kernel(
     n_rows,
     s_logits,
     s_statistics,
-    logit_scale,
-    softcap,
+    logit_scale,  # None: 1
+    softcap,  # None: there is none
     N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     TAIL_N: tl.constexpr,  # as in loss/two_sweeps.py
     PADDED: tl.constexpr,  # the logits' memory has whole tiles of rows
     MERGE: tl.constexpr,  # with the statistics of earlier columns, that are there already
-    SCALED: tl.constexpr,
-    SOFTCAP: tl.constexpr,
 ):
     """Statistics of rows of logits: log-probability, entropy, sum of squares and mean. PyTorch finds the largest."""
     # lint: allow nan-maximum: NaN of a logit stays in its exponential, which the larger number is a factor of
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; those not of whole 32 bytes are padded on chip
-    logit_scale, softcap = logit_scale if SCALED else None, softcap if SOFTCAP else None
     o_row = tl.arange(0, BLOCK_M)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
         i_row, n_left, m_row, p_row = tile_of_rows(p_logits, i_tile, n_rows, s_logits, BLOCK_M)
@@ -112,22 +109,19 @@ def distribution_gradient_kernel(
     s_logits,
     s_gradient,
     s_coefficients,
-    logit_scale,
-    softcap,
+    logit_scale,  # None: 1
+    softcap,  # None: there is none
     N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     TAIL_N: tl.constexpr,
     BARRIER: tl.constexpr,
-    SCALED: tl.constexpr,
-    SOFTCAP: tl.constexpr,
 ):
     """The gradient of the logits that their distributions' outputs received, in the logits' place."""
     # lint: allow nan-maximum: the factors of a row with NaN are NaN, which its statistics keep
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; those not of whole 32 bytes are padded on chip
     N_FULL: tl.constexpr = N // BLOCK_N * BLOCK_N
-    logit_scale, softcap = logit_scale if SCALED else None, softcap if SOFTCAP else None
     o_row = tl.arange(0, BLOCK_M)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
         i_row, n_left, m_row, p_row = tile_of_rows(p_logits, i_tile, n_rows, s_logits, BLOCK_M)
@@ -177,9 +171,9 @@ def statistics(p: Plan, logits: Any, rates: Any, options: Options, result: Any, 
             "n_rows": logits.shape[0],
             "s_logits": logits.strides[0],
             "s_statistics": result.strides[0],
-            **_scales(options),
+            **scales_of(options),
         },
-        flags={"MERGE": merge, **_flags(options)},
+        flags={"MERGE": merge},
     )
 
 
@@ -196,8 +190,8 @@ def gradient(p: Plan, logits: Any, rates: Any, options: Options, gradient: Any, 
         _shape(ChunkKernel.DISTRIBUTION_GRADIENT, logits, gradient),
         reads={"p_logits": logits, "p_rates": rates, "p_coefficients": coefficients},
         writes={"p_gradient": gradient, "p_dots": dots},
-        sizes={"n_rows": logits.shape[0], "s_logits": logits.strides[0], **strides, **_scales(options)},
-        flags=_flags(options),
+        sizes={"n_rows": logits.shape[0], "s_logits": logits.strides[0], **strides, **scales_of(options)},
+        flags={},
     )
 
 
@@ -211,11 +205,3 @@ def _shape(kernel: ChunkKernel, logits: Any, written: Any = None) -> ChunkShape:
         entropy=True,
         transformed=True,
     )
-
-
-def _scales(options: Options) -> dict[str, float]:
-    return {"logit_scale": options.logit_scale, "softcap": 1.0 if options.softcap is None else options.softcap}
-
-
-def _flags(options: Options) -> dict[str, bool]:
-    return {"SCALED": options.logit_scale != 1.0, "SOFTCAP": options.softcap is not None}

@@ -108,6 +108,11 @@ def launch_chunk(
     launch_shape(p, function, shape, reads=reads, writes=writes, sizes={**first, **sizes}, flags=flags)
 
 
+def scales_of(options: Any) -> dict[str, float | None]:
+    """What kernels make z of raw products with; None: that is not done."""
+    return {"logit_scale": None if options.logit_scale == 1.0 else options.logit_scale, "softcap": options.softcap}
+
+
 def launch_shape(
     p: Plan,
     function: Any,

@@ -20,7 +20,7 @@ from npu_tiling.plans import Plan
 from ..call import Options
 from ..formula import LOWEST, exponentials_of, load_logits, load_tail, store_tile, target_column, target_logit, tile_of_rows
 from ..tiling import ChunkKernel
-from . import Chunk, TargetGradients, launch_chunk
+from . import Chunk, TargetGradients, launch_chunk, scales_of
 
 
 @triton.jit
@@ -97,7 +97,7 @@ def cross_entropy_exponentials_kernel(
     s_exponentials,
     s_statistics,
     first,  # the column of the vocabulary that column 0 is
-    logit_scale,
+    logit_scale,  # None: 1
     N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -106,7 +106,6 @@ def cross_entropy_exponentials_kernel(
     PADDED: tl.constexpr,  # the logits' memory has whole tiles of rows
     BARRIER: tl.constexpr,
     MERGE: tl.constexpr,  # begin with the statistics of earlier columns
-    SCALED: tl.constexpr,
 ):
     """Writes E and the statistics of a chunk of columns."""
     # time: rare: that a tile's maximum exceeds the first one's by 30
@@ -114,7 +113,6 @@ def cross_entropy_exponentials_kernel(
     # lint: allow scalar-reduction: once a row, whether its reference was raised
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; those not of whole 32 bytes are padded on chip
-    logit_scale = logit_scale if SCALED else None
     o_row = tl.arange(0, BLOCK_M)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
         i_row, n_left, m_row, p_row = tile_of_rows(p_logits, i_tile, n_rows, s_logits, BLOCK_M)
@@ -163,7 +161,6 @@ def cross_entropy_settle_kernel(
     TAIL_N: tl.constexpr,
     BARRIER: tl.constexpr,
     FIRST: tl.constexpr,  # the first chunk of columns stores every g, others those of their own targets
-    SCALED: tl.constexpr,
 ):
     """Runs once S is known: rescales E where k rose, sets the targets' elements to 0, and stores v and g."""
     # time: rare: that a later column exceeds the first ones by 30
@@ -173,7 +170,6 @@ def cross_entropy_settle_kernel(
     # lint: allow short-transfer: numbers of rows; exponentials only where a reference was raised
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; those not of whole 32 bytes are padded on chip
     N_FULL: tl.constexpr = N // BLOCK_N * BLOCK_N
-    logit_scale = logit_scale if SCALED else None
     o_row = tl.arange(0, BLOCK_M)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
         i_row, n_left, m_row, p_out = tile_of_rows(p_exponentials, i_tile, n_rows, s_exponentials, BLOCK_M)
@@ -241,9 +237,9 @@ def exponentials(
         sizes={
             "s_exponentials": exponentials.strides[0],
             "s_statistics": result.strides[0],
-            "logit_scale": options.logit_scale,
+            "logit_scale": scales_of(options)["logit_scale"],
         },
-        flags={"MERGE": merge, "SCALED": options.logit_scale != 1.0},
+        flags={"MERGE": merge},
     )
 
 
@@ -267,8 +263,7 @@ def settle(
         coefficients: [5, rows].
     """
     name, (rows, width) = "cross_entropy_settle_kernel", chunk.logits.shape
-    flags = {"FIRST": chunk.columns.start == 0, "SCALED": options.logit_scale != 1.0}
-    tiling = p.choose(name, settle_tiling(width, p.chip), flags=flags)
+    tiling = p.choose(name, settle_tiling(width, p.chip), flags={"FIRST": chunk.columns.start == 0})
     of_rows = {"p_target_logit": target_logit, "p_reference": reference, "p_last": last, "p_coefficients": coefficients}
     strides = {"s_exponentials": chunk.logits.strides[0], "s_coefficients": coefficients.strides[0]}
     p.launch(
@@ -277,5 +272,5 @@ def settle(
         tiling.grid(rows),
         reads={"p_target": chunk.target, **of_rows},
         writes={"p_exponentials": chunk.logits, "p_v": v, "p_gradient": targets.values},
-        sizes={"n_rows": rows, **strides, "first": chunk.first, "logit_scale": options.logit_scale},
+        sizes={"n_rows": rows, **strides, "first": chunk.first, "logit_scale": scales_of(options)["logit_scale"]},
     )

@@ -28,6 +28,7 @@ from ..call import FP32, Options
 from ..formula import LOG2E, PRODUCT_LIMIT
 from ..head import clone, part
 from ..tiling import ProductTiling
+from . import scales_of
 
 MAX_REFERENCE: tl.constexpr = tl.constexpr(1e30)  # a reference is finite, or every exponential of its row would be no number
 
@@ -89,33 +90,27 @@ def multiply_tile(
 
 @triton.jit
 def exponentiate_half(
-    b_z, b_reference, d_exponentials, i_row, i_column, N, logit_scale, COLUMNS: tl.constexpr,
-    SCALED: tl.constexpr, STORE: tl.constexpr
+    b_z, b_reference, d_exponentials, i_row, i_column, N, logit_scale, COLUMNS: tl.constexpr
 ):  # fmt: skip
     """Stores exponentials of [BLOCK_M, COLUMNS] raw logits; returns their sums and the logits' maxima, [BLOCK_M]."""
-    if SCALED:
+    if logit_scale is not None:
         b_z *= logit_scale
     m_column = (tl.arange(0, COLUMNS) < N - i_column)[None, :]
     b_e = tl.where(m_column, tl.exp2((b_z - b_reference[:, None]) * LOG2E), 0.0)
-    if STORE:
+    if d_exponentials is not None:
         d_exponentials.store([i_row, i_column], b_e.to(tl.bfloat16))
     return tl.sum(b_e, axis=1), tl.max(tl.where(m_column, b_z, -float("inf")), axis=1)
 
 
 @triton.jit
 def exponentiate_tile(
-    b_z, b_reference, d_exponentials, i_row, i_column, N, logit_scale, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, SCALED: tl.constexpr, STORE: tl.constexpr
+    b_z, b_reference, d_exponentials, i_row, i_column, N, logit_scale, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
     """Exponentials of a tile. Its halves are stored one after the other, which takes less shared memory."""
     HALF: tl.constexpr = BLOCK_N // 2
     b_left, b_right = tl.split(tl.permute(tl.reshape(b_z, (BLOCK_M, 2, HALF)), (0, 2, 1)))
-    b_sum, b_top = exponentiate_half(
-        b_left, b_reference, d_exponentials, i_row, i_column, N, logit_scale, HALF, SCALED, STORE
-    )  # fmt: skip
-    b_more, b_next = exponentiate_half(
-        b_right, b_reference, d_exponentials, i_row, i_column + HALF, N, logit_scale, HALF, SCALED, STORE
-    )  # fmt: skip
+    b_sum, b_top = exponentiate_half(b_left, b_reference, d_exponentials, i_row, i_column, N, logit_scale, HALF)
+    b_more, b_next = exponentiate_half(b_right, b_reference, d_exponentials, i_row, i_column + HALF, N, logit_scale, HALF)
     return b_sum + b_more, tl.maximum(b_top, b_next)
 
 
@@ -126,7 +121,7 @@ def cross_entropy_product_kernel(
     p_sums,  # fp32 [tiles of columns, rows]
     d_x,  # [rows, H], tiles of [BLOCK_M, BLOCK_H]
     d_weight,  # [N, H], some rows of the weight, tiles of [BLOCK_N, BLOCK_H]
-    d_exponentials,  # [rows, N], tiles of [BLOCK_M, BLOCK_N / 2]
+    d_exponentials,  # [rows, N], tiles of [BLOCK_M, BLOCK_N / 2]; None: sums alone are wanted
     n_rows,
     N,
     logit_scale,
@@ -135,8 +130,6 @@ def cross_entropy_product_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_H: tl.constexpr,
     GROUP: tl.constexpr,
-    SCALED: tl.constexpr,
-    STORE: tl.constexpr,  # exponentials, and not their sums alone
 ):
     """Exponentials of x w^T, their sums over each tile's columns, and maxima of rows far above their reference."""
     n_row_tiles, n_column_tiles = tl.cdiv(n_rows, BLOCK_M), tl.cdiv(N, BLOCK_N)
@@ -148,9 +141,7 @@ def cross_entropy_product_kernel(
         o_row = i_row + tl.arange(0, BLOCK_M)
         m_row = o_row < n_rows
         b_reference = tl.load(p_reference + o_row, mask=m_row, other=0.0)
-        b_sum, b_top = exponentiate_tile(
-            b_z, b_reference, d_exponentials, i_row, i_column, N, logit_scale, BLOCK_M, BLOCK_N, SCALED, STORE
-        )  # fmt: skip
+        b_sum, b_top = exponentiate_tile(b_z, b_reference, d_exponentials, i_row, i_column, N, logit_scale, BLOCK_M, BLOCK_N)
         tl.store(p_sums + i_column_tile.to(tl.int64) * n_rows + o_row, b_sum, mask=m_row)
         tl.atomic_max(p_top + o_row, b_top, mask=m_row & (b_top > b_reference + PRODUCT_LIMIT), sem="relaxed")
 
@@ -171,8 +162,6 @@ def cross_entropy_product_again_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_H: tl.constexpr,
     GROUP: tl.constexpr,
-    SCALED: tl.constexpr,
-    STORE: tl.constexpr,
 ):
     """Computes again the tiles whose rows rose above their reference, from their maximum; mostly none."""
     o_all = tl.arange(0, 1024)
@@ -193,7 +182,7 @@ def cross_entropy_product_again_kernel(
             if tl.max(tl.where(b_reference > b_before, 1.0, 0.0), axis=0) > 0.0:
                 b_z = multiply_tile(d_x, d_weight, i_row, i_column, H, BLOCK_M, BLOCK_N, BLOCK_H)
                 b_sum, _ = exponentiate_tile(
-                    b_z, b_reference, d_exponentials, i_row, i_column, N, logit_scale, BLOCK_M, BLOCK_N, SCALED, STORE
+                    b_z, b_reference, d_exponentials, i_row, i_column, N, logit_scale, BLOCK_M, BLOCK_N
                 )  # fmt: skip
                 tl.store(p_sums + i_column_tile.to(tl.int64) * n_rows + o_row, b_sum, mask=m_row)
 
@@ -326,10 +315,9 @@ class ExponentialProduct:
         }
 
     def _multiply(self, kernel: Any, operands: dict[str, dict[str, Any]], columns: slice) -> None:
-        scale, rows = self._options.logit_scale, operands["reads"]["p_reference"].shape[0]
+        rows, scale = operands["reads"]["p_reference"].shape[0], scales_of(self._options)["logit_scale"]
         width, name = columns.stop - columns.start, kernel.__name__
-        flags = {"SCALED": scale != 1.0, "STORE": operands["writes"]["d_exponentials"] is not None}
-        tiling = self._p.choose(name, self._tiling, flags=flags)
+        tiling = self._p.choose(name, self._tiling)
         sizes = {"n_rows": rows, "N": width, "logit_scale": scale}
         self._p.launch(kernel, name, tiling.grid(rows, width), **operands, sizes=sizes)
 

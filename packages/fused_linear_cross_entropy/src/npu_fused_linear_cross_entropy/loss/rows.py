@@ -224,11 +224,9 @@ def cross_entropy_losses_kernel(
     n_rows,
     s_statistics,
     vocab_size,
-    smoothing,
-    z_scale,
+    smoothing,  # None: there is none
+    z_scale,  # None: there is no z-loss
     BLOCK_M: tl.constexpr,
-    SMOOTHED: tl.constexpr,
-    Z_LOSS: tl.constexpr,
     TOKEN_SCALING: tl.constexpr,
     REDUCED: tl.constexpr,
     LAST: tl.constexpr,
@@ -253,7 +251,7 @@ def cross_entropy_losses_kernel(
         b_loss = b_nll
         if p_target_weight is not None:
             b_loss *= tl.load(p_target_weight + i_row + o_row, mask=m_row, other=0.0)
-        if SMOOTHED:
+        if smoothing is not None:
             weights = vocab_size.to(tl.float32)
             per_column = smoothing / weights
             if p_target_weight is not None:
@@ -261,13 +259,13 @@ def cross_entropy_losses_kernel(
             b_total = tl.load(p_row + 3 * s_statistics, mask=m_row, other=0.0)
             b_loss = (1.0 - smoothing) * b_loss + per_column * (b_log * weights - b_total)
         b_loss *= tl.load(p_factors)
-        if Z_LOSS:
+        if z_scale is not None:
             b_z_loss = z_scale * b_lse * b_lse * tl.load(p_factors + 1)
             b_loss += b_z_loss
         if TOKEN_SCALING:
             b_probability = tl.exp(-b_nll)
             b_loss *= b_probability
-            if Z_LOSS:
+            if z_scale is not None:
                 b_z_loss *= b_probability
         b_absent = tl.where(b_column == 1.0 * IGNORED, 0.0, float("nan"))  # 0 if ignored, NaN outside the vocabulary
         m_known = b_column >= 0.0
@@ -381,7 +379,7 @@ def cross_entropy_coefficients_kernel(
                 b_z = tl.load(p_row + 2 * s_statistics, mask=m_row, other=0.0)
             b_a, b_b, b_c = row_coefficients(
                 b_main, b_of_z_loss, b_weight, p_factors + 2, b_reference, b_sum, b_z, smoothing,
-                smoothing / vocab_size.to(tl.float32), z_scale, p_target_weight is not None, True, True, TOKEN_SCALING
+                smoothing / vocab_size.to(tl.float32), z_scale, p_target_weight is not None, TOKEN_SCALING
             )  # fmt: skip
         if p_dentropy is not None:
             b_on = load_upstream(p_dentropy, i_row + o_row, m_row, EACH_ENTROPY)
@@ -612,9 +610,13 @@ def losses(p: Plan, facts: TargetFacts, statistics: Any, options: Options, resul
         grid,
         {**of_rows, "p_factors": facts.factors},
         {**written, "p_partials": partials},
-        {"n_rows": tokens, "s_statistics": statistics.strides[0], **_numbers(options)},
-        SMOOTHED=options.smoothed,
-        Z_LOSS=options.lse_square_scale != 0.0 or options.return_z_loss,
+        {
+            "n_rows": tokens,
+            "s_statistics": statistics.strides[0],
+            "vocab_size": options.vocab_size,
+            "smoothing": options.label_smoothing or None,
+            "z_scale": options.lse_square_scale if options.lse_square_scale or options.return_z_loss else None,
+        },
         TOKEN_SCALING=options.token_scaling,
         REDUCED=is_reduced,
         LAST=partials is None,
@@ -640,7 +642,14 @@ def coefficients(p: Plan, facts: TargetFacts, statistics: Any, options: Options,
         row_tiling(RowKernel.COEFFICIENTS, p.chip).grid(tokens, summed=False),
         {**of_rows, "p_factors": facts.gradient_factors, "p_dloss": each_loss, "p_dentropy": each_entropy},
         {"p_coefficients": result},
-        {"n_rows": tokens, "s_statistics": statistics.strides[0], "s_coefficients": tokens, **_numbers(options)},
+        {
+            "n_rows": tokens,
+            "s_statistics": statistics.strides[0],
+            "s_coefficients": tokens,
+            "vocab_size": options.vocab_size,
+            "smoothing": options.label_smoothing,
+            "z_scale": options.lse_square_scale,
+        },
         LOSS=dloss is not None,
         EACH_LOSS=each_loss is not None and each_loss.dim() > 0,
         ENTROPY=options.return_entropy,
@@ -672,11 +681,6 @@ def _launch(
     name = function.__name__
     p.choose(name, row_tiling(kernel, p.chip), flags)
     p.launch(function, name, grid, reads=reads, writes=writes, sizes=sizes)
-
-
-def _numbers(options: Options) -> dict[str, float]:
-    scales = {"smoothing": options.label_smoothing, "z_scale": options.lse_square_scale}
-    return {"vocab_size": options.vocab_size, **scales}
 
 
 def _dense(p: Plan, values: Any) -> Any:

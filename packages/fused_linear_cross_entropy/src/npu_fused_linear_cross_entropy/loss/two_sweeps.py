@@ -27,7 +27,7 @@ from ..formula import (
     tile_of_rows,
 )
 from ..tiling import ChunkKernel
-from . import Chunk, TargetFacts, launch_chunk
+from . import Chunk, TargetFacts, launch_chunk, scales_of
 
 
 @triton.jit
@@ -77,28 +77,23 @@ def cross_entropy_kernel(
     s_gradient,
     s_statistics,
     first,  # the column of the vocabulary that column 0 is
-    logit_scale,
-    softcap,
-    smoothing,
-    z_scale,
+    logit_scale,  # None: 1
+    softcap,  # None: there is none
+    smoothing,  # None: there is none
+    z_scale,  # None: there is no z-loss
     N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     TAIL_N: tl.constexpr,  # at least the columns that are left over, 0 for none; more only where masks are free (CUDA)
     PADDED: tl.constexpr,  # the logits' memory has whole tiles of rows
     BARRIER: tl.constexpr,
-    SMOOTHED: tl.constexpr,
-    Z_LOSS: tl.constexpr,
     TOKEN_SCALING: tl.constexpr,
     ARGMAX: tl.constexpr,
-    SCALED: tl.constexpr,
-    SOFTCAP: tl.constexpr,
 ):
     """Statistics of whole rows, and the gradient of the loss that is one number."""
     # lint: allow scalar-loop: one logit a row, the target's, comes from wherever it is
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; those not of whole 32 bytes are padded on chip
-    logit_scale, softcap = logit_scale if SCALED else None, softcap if SOFTCAP else None
     o_row = tl.arange(0, BLOCK_M)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
         i_row, n_left, m_row, p_row = tile_of_rows(p_logits, i_tile, n_rows, s_logits, BLOCK_M)
@@ -108,22 +103,22 @@ def cross_entropy_kernel(
         b_tail = load_tail(p_row, s_logits, n_read, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N)
         b_max, b_sum, b_z, m_here, b_safe = store_statistics(
             p_row, p_statistics, b_tail, b_column, i_row, m_row, s_logits, s_statistics, n_read, n_left, p_bias,
-            p_class_weight, first, logit_scale, softcap, N, BLOCK_M, BLOCK_N, False, SMOOTHED, False, ARGMAX
+            p_class_weight, first, logit_scale, softcap, N, BLOCK_M, BLOCK_N, False, smoothing is not None, False, ARGMAX
         )  # fmt: skip
         b_main, b_of_z_loss, b_weight = tl.where(m_here, tl.load(p_factors), 0.0), 0.0, 0.0
-        if Z_LOSS:
+        if z_scale is not None:
             b_of_z_loss = tl.where(m_here, tl.load(p_factors + 1), 0.0)
         if p_class_weight is not None:
             b_weight = tl.load(p_class_weight + b_safe).to(tl.float32)
         b_a, b_b, b_c = row_coefficients(
-            b_main, b_of_z_loss, b_weight, p_factors + 2, b_max, b_sum, b_z, smoothing, smoothing / N, z_scale,
-            p_class_weight is not None, SMOOTHED, Z_LOSS, TOKEN_SCALING
+            b_main, b_of_z_loss, b_weight, p_factors + 2, b_max, b_sum, b_z, smoothing,
+            None if smoothing is None else smoothing / N, z_scale, p_class_weight is not None, TOKEN_SCALING
         )  # fmt: skip
         if TAIL_N > 0 and N >= BLOCK_N:  # not kept while the other columns are swept
             b_tail = load_tail(p_row, s_logits, n_read, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N)
         sweep_gradient(
-            p_row, p_out, b_tail, b_max, b_a / b_sum, b_b, b_c if SMOOTHED else None, None, b_column, s_logits, s_gradient,
-            n_read, n_left, p_bias, p_class_weight, logit_scale, softcap, N, BLOCK_M, BLOCK_N, BARRIER
+            p_row, p_out, b_tail, b_max, b_a / b_sum, b_b, None if smoothing is None else b_c, None, b_column, s_logits,
+            s_gradient, n_read, n_left, p_bias, p_class_weight, logit_scale, softcap, N, BLOCK_M, BLOCK_N, BARRIER
         )  # fmt: skip
 
 
@@ -149,15 +144,12 @@ def cross_entropy_statistics_kernel(
     SMOOTHED: tl.constexpr,
     ENTROPY: tl.constexpr,
     ARGMAX: tl.constexpr,
-    SCALED: tl.constexpr,
-    SOFTCAP: tl.constexpr,
 ):
     """Statistics alone; arguments as above."""
     # lint: allow nan-maximum: NaN of a logit stays in its exponential, which the larger number is a factor of
     # lint: allow scalar-loop: one logit a row, the target's, comes from wherever it is
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; those not of whole 32 bytes are padded on chip
-    logit_scale, softcap = logit_scale if SCALED else None, softcap if SOFTCAP else None
     o_row = tl.arange(0, BLOCK_M)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
         i_row, n_left, m_row, p_row = tile_of_rows(p_logits, i_tile, n_rows, s_logits, BLOCK_M)
@@ -192,14 +184,11 @@ def cross_entropy_gradient_kernel(
     BARRIER: tl.constexpr,
     SMOOTHED: tl.constexpr,
     ENTROPY: tl.constexpr,
-    SCALED: tl.constexpr,
-    SOFTCAP: tl.constexpr,
 ):
     """The gradient alone, of any upstream gradient; arguments as above."""
     # lint: allow nan-maximum: NaN of a logit stays in its exponential, which the larger number is a factor of
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; those not of whole 32 bytes are padded on chip
-    logit_scale, softcap = logit_scale if SCALED else None, softcap if SOFTCAP else None
     o_row = tl.arange(0, BLOCK_M)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
         i_row, n_left, m_row, p_row = tile_of_rows(p_logits, i_tile, n_rows, s_logits, BLOCK_M)
@@ -233,8 +222,13 @@ def statistics(p: Plan, chunk: Chunk, options: Options, result: Any, *, merge: b
         options,
         reads={**_reads(chunk), "p_bias": chunk.bias, "p_class_weight": _smoothing_weight(chunk, options)},
         writes={"p_statistics": result},
-        sizes={"s_statistics": result.strides[0], **_scales(options)},
-        flags={"MERGE": merge, "ENTROPY": options.return_entropy, **_of_statistics(options), **_of_logits(options)},
+        sizes={"s_statistics": result.strides[0], **scales_of(options)},
+        flags={
+            "MERGE": merge,
+            "SMOOTHED": options.smoothed,
+            "ENTROPY": options.return_entropy,
+            "ARGMAX": options.argmax,
+        },
     )
 
 
@@ -253,16 +247,15 @@ def gradient(p: Plan, chunk: Chunk, options: Options, gradient: Any, coefficient
             "p_coefficients": coefficients,
         },
         writes={"p_gradient": gradient},
-        sizes={"s_gradient": gradient.strides[0], "s_coefficients": coefficients.strides[0], **_scales(options)},
-        flags={"SMOOTHED": options.smoothed, "ENTROPY": options.return_entropy, **_of_logits(options)},
+        sizes={"s_gradient": gradient.strides[0], "s_coefficients": coefficients.strides[0], **scales_of(options)},
+        flags={"SMOOTHED": options.smoothed, "ENTROPY": options.return_entropy},
     )
 
 
 def statistics_and_gradient(p: Plan, chunk: Chunk, options: Options, gradient: Any, facts: TargetFacts, result: Any) -> None:
     """Writes statistics [7, rows] of whole rows, and the gradient of the one loss that they give."""
     of_rows = {"p_bias": chunk.bias, "p_class_weight": chunk.class_weight, "p_factors": facts.gradient_factors}
-    scales = {"smoothing": options.label_smoothing, "z_scale": options.lse_square_scale}
-    further = {"Z_LOSS": options.lse_square_scale != 0.0, "TOKEN_SCALING": options.token_scaling}
+    scales = {"smoothing": options.label_smoothing or None, "z_scale": options.lse_square_scale or None}
     launch_chunk(
         p,
         cross_entropy_kernel,
@@ -271,8 +264,8 @@ def statistics_and_gradient(p: Plan, chunk: Chunk, options: Options, gradient: A
         options,
         reads={**_reads(chunk), **of_rows},
         writes={"p_gradient": gradient, "p_statistics": result},
-        sizes={"s_gradient": gradient.strides[0], "s_statistics": result.strides[0], **_scales(options), **scales},
-        flags={**further, **_of_statistics(options), **_of_logits(options)},
+        sizes={"s_gradient": gradient.strides[0], "s_statistics": result.strides[0], **scales_of(options), **scales},
+        flags={"TOKEN_SCALING": options.token_scaling, "ARGMAX": options.argmax},
     )
 
 
@@ -283,15 +276,3 @@ def _reads(chunk: Chunk) -> dict[str, Any]:
 def _smoothing_weight(chunk: Chunk, options: Options) -> Any:
     """The class weights of a chunk's columns, where smoothing needs them."""
     return chunk.class_weight if options.smoothed else None
-
-
-def _scales(options: Options) -> dict[str, float]:
-    return {"logit_scale": options.logit_scale, "softcap": 1.0 if options.softcap is None else options.softcap}
-
-
-def _of_statistics(options: Options) -> dict[str, bool]:
-    return {"SMOOTHED": options.smoothed, "ARGMAX": options.argmax}
-
-
-def _of_logits(options: Options) -> dict[str, bool]:
-    return {"SCALED": options.logit_scale != 1.0, "SOFTCAP": options.softcap is not None}
