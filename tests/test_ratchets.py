@@ -15,12 +15,13 @@ from tools.workspace import ROOT, read_packages
 # Of the sources of a package: files, lines, and of an operator the share of its lines that is device code, in hundredths.
 MOST = {
     "npu_tiling": (20, 5860, 0),
-    "rms_norm": (23, 5133, 17),
+    "rms_norm": (23, 5132, 17),
     "embedding": (22, 5537, 28),
-    "attn_res": (29, 7147, 21),
-    "fused_linear_cross_entropy": (41, 10542, 16),
+    "attn_res": (29, 7146, 21),
+    "fused_linear_cross_entropy": (41, 10486, 16),
 }
-MOST_PARAMETERS = 36  # of a kernel
+MOST_PARAMETERS = 36  # of a kernel, or of a function that kernels call
+WANTED_PARAMETERS, MOST_ABOVE = 26, 19  # how many functions have more
 PRIVATE = re.compile(r"\b(?:torch|dist)\.(?:\w+\.)*_\w+|from torch\b[\w.]* import .*\b_\w+")
 WITH_PRIVATE_NAMES = {"npu_tiling.dispatch"}
 
@@ -48,8 +49,10 @@ def test_a_package_does_not_grow_without_a_word(name):
 
 def test_kernels_have_no_more_parameters():
     packages = [package for name, package in read_packages().items() if name in MOST]
-    found = {node.name: len(node.args.args) for each in packages for file in sources(each) for node in kernels(file)}
-    assert max(found.values()) <= MOST_PARAMETERS, max(found, key=found.get)
+    found = [(len(node.args.args), node.name) for each in packages for file in sources(each) for node in kernels(file)]
+    assert max(found)[0] <= MOST_PARAMETERS, max(found)
+    above = [each for each in found if each[0] > WANTED_PARAMETERS]
+    assert len(above) <= MOST_ABOVE, sorted(above)
 
 
 def test_private_names_of_pytorch_stand_in_one_page_of_the_core():

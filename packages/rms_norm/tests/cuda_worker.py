@@ -36,7 +36,8 @@ def mend_interpreter() -> None:
 
     def without_assembly(self, module, kernel, decision, grid, tensors, scalars):
         constants = decision.constants
-        launched.add(f"{kernel} {constants.get('ORDER', '')} {'chunks' if constants.get('CHUNKS', 1) > 1 else ''}".strip())
+        chunks = "chunks" if "M" in constants and constants["N"] > constants["BLOCK_N"] else ""
+        launched.add(f"{kernel} {constants.get('ORDER', '')} {chunks}".strip())
         self._import(module, kernel)[(grid,)](*tensors, *scalars, **constants)
 
     interpreter._patch_lang_tensor, Kernels.launch = patched, without_assembly

@@ -180,13 +180,14 @@ def forward_kernel(
     # Written; None: not asked for. p_scale: the scales of a quantised y, fp32 [rows], in the order of rstd.
     p_y, p_sum, p_fp32, p_rstd, p_scale,
     n_outer, n_inner,
-    s_x_outer, s_x_inner, s_residual_outer, s_residual_inner, s_gate_outer, s_gate_inner,
+    s_x_outer, s_x_inner, s_more_outer, s_more_inner,  # more: of the residual or the gate; no call has both
     eps, offset,
-    N: tl.constexpr, CHUNKS: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr,
+    N: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr,
     NORMALISED: tl.constexpr, FACTORS: tl.constexpr, WEIGHTED: tl.constexpr,
     ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
 ):  # fmt: skip
     """y of rows held in registers, each read once; and the sum, y in fp32, rstd and scales where they are asked for."""
+    CHUNKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     # The weight is loaded before the sum over the row, which all that follows waits for. Not where y is quantised: the row
     # waits for its largest element too, and more programs are resident where none of them keeps a weight.
     KEEPS_SCALE: tl.constexpr = p_weight is not None and p_scale is None
@@ -196,8 +197,8 @@ def forward_kernel(
     for i_tile in tl.range(i_first, i_stop, n_step):
         i_outer, i_inner, o_row, m_row = tile_position(i_tile, i_head, n_outer, n_inner, M, ORDER)
         p_x_tile = rows_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, M, ORDER)
-        p_residual_tile = rows_at(p_residual, s_residual_outer, s_residual_inner, i_outer, i_inner, M, ORDER)
-        p_gate_tile = rows_at(p_gate, s_gate_outer, s_gate_inner, i_outer, i_inner, M, ORDER)
+        p_residual_tile = rows_at(p_residual, s_more_outer, s_more_inner, i_outer, i_inner, M, ORDER)
+        p_gate_tile = rows_at(p_gate, s_more_outer, s_more_inner, i_outer, i_inner, M, ORDER)
         p_sum_tile = result_rows_at(p_sum, i_outer, i_inner, o_row, n_outer, N, M, ORDER)
 
         row, acts, scales = (), (), ()
@@ -258,13 +259,13 @@ def forward_kernel(
 @triton.jit
 def backward_of_tiles(
     i_program, n_programs, p_dy, p_dsum, p_x, p_gate, p_weight, p_bias, p_rstd, p_dx, p_dgate, p_dw, p_db, n_outer, n_inner,
-    s_dy_outer, s_dy_inner, s_dsum_outer, s_dsum_inner, s_x_outer, s_x_inner, s_gate_outer, s_gate_inner,
-    s_dx_outer, s_dx_inner, offset,
-    N: tl.constexpr, CHUNKS: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr,
+    s_dy_outer, s_dy_inner, s_x_outer, s_x_inner, s_dx_outer, s_dx_inner, s_more_outer, s_more_inner, offset,
+    N: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr,
     NORMALISED: tl.constexpr, FACTORS: tl.constexpr, WEIGHTED: tl.constexpr,
     ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr
 ):  # fmt: skip
     """`backward_kernel` for program i_program of n_programs. It stores its partial sums in row tl.program_id(0)."""
+    CHUNKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     i_first, i_stop, n_step, i_head = tiles_of_program(i_program, n_programs, n_outer, n_inner, M, ORDER)
     p_weight = parameters_of_head(p_weight, i_head, N, ORDER)
     p_bias = parameters_of_head(p_bias, i_head, N, ORDER)
@@ -283,9 +284,9 @@ def backward_of_tiles(
     for i_tile in tl.range(i_first, i_stop, n_step):
         i_outer, i_inner, o_row, m_row = tile_position(i_tile, i_head, n_outer, n_inner, M, ORDER)
         p_dy_tile = rows_at(p_dy, s_dy_outer, s_dy_inner, i_outer, i_inner, M, ORDER)
-        p_dsum_tile = rows_at(p_dsum, s_dsum_outer, s_dsum_inner, i_outer, i_inner, M, ORDER)
+        p_dsum_tile = rows_at(p_dsum, s_more_outer, s_more_inner, i_outer, i_inner, M, ORDER)
         p_x_tile = rows_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, M, ORDER)
-        p_gate_tile = rows_at(p_gate, s_gate_outer, s_gate_inner, i_outer, i_inner, M, ORDER)
+        p_gate_tile = rows_at(p_gate, s_more_outer, s_more_inner, i_outer, i_inner, M, ORDER)
         p_dx_tile = rows_at(p_dx, s_dx_outer, s_dx_inner, i_outer, i_inner, M, ORDER)
         p_dgate_tile = result_rows_at(p_dgate, i_outer, i_inner, o_row, n_outer, N, M, ORDER)
 
@@ -351,19 +352,17 @@ def backward_kernel(
     # Written; None: not needed. p_dw, p_db: fp32 [programs, N], partial sums; of one program (a head), the gradients.
     p_dx, p_dgate, p_dw, p_db,
     n_outer, n_inner,
-    s_dy_outer, s_dy_inner, s_dsum_outer, s_dsum_inner, s_x_outer, s_x_inner, s_gate_outer, s_gate_inner,
-    s_dx_outer, s_dx_inner,
-    offset,
-    N: tl.constexpr, CHUNKS: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr,
+    s_dy_outer, s_dy_inner, s_x_outer, s_x_inner, s_dx_outer, s_dx_inner,
+    s_more_outer, s_more_inner, offset,  # more: of dsum or the gate; no call has both
+    N: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr,
     NORMALISED: tl.constexpr, FACTORS: tl.constexpr, WEIGHTED: tl.constexpr,
     ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
 ):  # fmt: skip
     """The gradients of rows held in registers, and a partial sum of each parameter's gradient."""
     backward_of_tiles(
         tl.program_id(0), tl.num_programs(0), p_dy, p_dsum, p_x, p_gate, p_weight, p_bias, p_rstd, p_dx, p_dgate, p_dw, p_db,
-        n_outer, n_inner, s_dy_outer, s_dy_inner, s_dsum_outer, s_dsum_inner, s_x_outer, s_x_inner, s_gate_outer,
-        s_gate_inner, s_dx_outer, s_dx_inner, offset, N, CHUNKS, M, BLOCK_N, ORDER, NORMALISED, FACTORS, WEIGHTED,
-        ACTIVATION, GATE_FIRST
+        n_outer, n_inner, s_dy_outer, s_dy_inner, s_x_outer, s_x_inner, s_dx_outer, s_dx_inner, s_more_outer, s_more_inner,
+        offset, N, M, BLOCK_N, ORDER, NORMALISED, FACTORS, WEIGHTED, ACTIVATION, GATE_FIRST
     )  # fmt: skip
 
 
@@ -380,7 +379,7 @@ def qk_backward_kernel(
     n_outer, n_q_inner, n_k_inner, n_q, n_k,
     s_dq_outer, s_dq_inner, s_dk_outer, s_dk_inner, s_dv_outer, s_dv_inner, s_x_outer, s_x_inner, s_dx_outer, s_dx_inner,
     offset,
-    N: tl.constexpr, CHUNKS: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr,
+    N: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr,
     NORMALISED: tl.constexpr, FACTORS: tl.constexpr,
 ):  # fmt: skip
     """The gradients of q, k and v, and partial sums of the weights' gradients."""
@@ -396,8 +395,8 @@ def qk_backward_kernel(
             tl.where(is_q, p_dq, p_dk), None, tl.where(is_q, p_q, p_k), None, p_weight, None,
             tl.where(is_q, p_q_rstd, p_k_rstd), tl.where(is_q, p_dx_q, p_dx_k), None, p_dw, None,
             n_outer, tl.where(is_q, n_q_inner, n_k_inner),
-            tl.where(is_q, s_dq_outer, s_dk_outer), tl.where(is_q, s_dq_inner, s_dk_inner), 0, 0, s_x_outer, s_x_inner, 0, 0,
-            s_dx_outer, s_dx_inner, offset, N, CHUNKS, M, BLOCK_N, ORDER, NORMALISED, FACTORS, "", "", False  # no gate
+            tl.where(is_q, s_dq_outer, s_dk_outer), tl.where(is_q, s_dq_inner, s_dk_inner), s_x_outer, s_x_inner,
+            s_dx_outer, s_dx_inner, 0, 0, offset, N, M, BLOCK_N, ORDER, NORMALISED, FACTORS, "", "", False  # no gate
         )  # fmt: skip
     else:
         i_first, i_stop, n_step, i_head = tiles_of_program(
@@ -605,7 +604,7 @@ class CudaTiling(RowTiling):
         if self.kernel == "shared":
             sizes |= {"SHARE": self.share, "SLOTS": power_of_two(self.share), "STAGES": 2}
         elif self.kernel == "rows":
-            sizes |= {"CHUNKS": self.column_blocks, "M": self.rows}
+            sizes["M"] = self.rows
         takes_gate = self.kernel != "shared" and self.rule is not QK_BACKWARD
         formula = self.shape.formula_constants if takes_gate else self.shape.rounding_constants
         return {**sizes, **formula}

@@ -17,7 +17,6 @@ from .api import add_rms_norm, add_rms_norm_dynamic_quant, gated_rms_norm, qk_rm
 
 _EIGHT_BITS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
-
 NAMES = {
     "N": "columns of a row",
     "BLOCK_N": "columns of a tile",
@@ -31,7 +30,6 @@ NAMES = {
     "WEIGHTED": "what the weighted row is rounded to",
     "ACTIVATION": "of the gate; empty: there is none",
     "GATE_FIRST": "x is gated, and not the norm",
-    "CHUNKS": "tiles of columns that are a row",
     "STAGES": "rows under way",
     "SHARE": "programs that share a row",
     "SLOTS": "SHARE, padded to a power of two",

@@ -122,7 +122,7 @@ def forward_wide_kernel(
     # Written; None: not asked for. p_scale: the scales of a quantised y, fp32 [rows], in the order of rstd.
     p_y, p_sum, p_fp32, p_rstd, p_scale,
     n_outer, n_inner,
-    s_x_outer, s_x_inner, s_residual_outer, s_residual_inner, s_gate_outer, s_gate_inner,
+    s_x_outer, s_x_inner, s_more_outer, s_more_inner,  # more: of the residual or the gate; no call has both
     eps, offset,
     N: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr,
     NORMALISED: tl.constexpr, FACTORS: tl.constexpr, WEIGHTED: tl.constexpr,
@@ -143,8 +143,8 @@ def forward_wide_kernel(
     for i in tl.range(i_first, i_stop, n_step):
         i_outer, i_inner, i_row = row_position(i, i_head, n_inner, ORDER)
         p_x_row = row_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner)
-        p_residual_row = row_at(p_residual, s_residual_outer, s_residual_inner, i_outer, i_inner)
-        p_gate_row = row_at(p_gate, s_gate_outer, s_gate_inner, i_outer, i_inner)
+        p_residual_row = row_at(p_residual, s_more_outer, s_more_inner, i_outer, i_inner)
+        p_gate_row = row_at(p_gate, s_more_outer, s_more_inner, i_outer, i_inner)
         p_y_row = row_at(p_y, s_y_outer, s_y_inner, i_outer, i_inner)
         p_sum_row = row_at(p_sum, s_y_outer, s_y_inner, i_outer, i_inner)
         p_fp32_row = row_at(p_fp32, s_y_outer, s_y_inner, i_outer, i_inner)
@@ -240,9 +240,8 @@ def backward_wide_kernel(
     # head), the gradients.
     p_dx, p_dgate, p_dw, p_db,
     n_outer, n_inner, n_splits,
-    s_dy_outer, s_dy_inner, s_dsum_outer, s_dsum_inner, s_x_outer, s_x_inner, s_gate_outer, s_gate_inner,
-    s_dx_outer, s_dx_inner,
-    offset,
+    s_dy_outer, s_dy_inner, s_x_outer, s_x_inner, s_dx_outer, s_dx_inner,
+    s_more_outer, s_more_inner, offset,  # more: of dsum or the gate; no call has both
     N: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr,
     NORMALISED: tl.constexpr, FACTORS: tl.constexpr, WEIGHTED: tl.constexpr,
     ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
@@ -273,7 +272,7 @@ def backward_wide_kernel(
             b_rstd = tl.load(p_rstd + i_row + o_one)  # [1]
             b_u = b_x
             if p_gate is not None:
-                p_gate_row = row_at(p_gate, s_gate_outer, s_gate_inner, i_outer, i_inner)
+                p_gate_row = row_at(p_gate, s_more_outer, s_more_inner, i_outer, i_inner)
                 b_act, b_slope = activate(load_columns(p_gate_row, i_col, N, BLOCK_N, ""), ACTIVATION)
                 if GATE_FIRST:
                     b_u = b_x * b_act
@@ -300,7 +299,7 @@ def backward_wide_kernel(
                         store_columns(p_dgate_row, b_dx * b_x * b_slope, i_col, N, BLOCK_N)
                     b_dx *= b_act
                 if p_dsum is not None:
-                    p_dsum_row = row_at(p_dsum, s_dsum_outer, s_dsum_inner, i_outer, i_inner)
+                    p_dsum_row = row_at(p_dsum, s_more_outer, s_more_inner, i_outer, i_inner)
                     b_dx += load_columns(p_dsum_row, i_col, N, BLOCK_N, "")
                 store_columns(row_at(p_dx, s_dx_outer, s_dx_inner, i_outer, i_inner), b_dx, i_col, N, BLOCK_N)
         if p_dw is not None:
