@@ -101,6 +101,21 @@ def test_a_program_for_an_npu_runs_and_its_launches_are_listed(run, device):
     assert status == 0
 
 
+def test_patch_knows_the_layers_of_a_program(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("""
+import npu_rms_norm, torch
+model = torch.nn.Sequential(torch.nn.RMSNorm(64, eps=1e-6)).to("npu")
+print(npu_rms_norm.patch(model))
+model(torch.randn(4, 64, device="npu")).sum().backward()
+""")
+    code = "import sys; from npu_offline.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "run", "--linalg-only", "--", "python", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert "1 module replaced, 0 left" in done.stdout, done.stdout + done.stderr
+    assert "3 launches, 0 with findings" in done.stdout
+
+
 def test_final_modules_of_a_program_run_with_all_checks(run):
     status, said = run("npu", "masked", "0", options=["--toolchain", "1.2.0"])
     assert "2 launches, 0 with findings, from final modules of 1.2.0" in said

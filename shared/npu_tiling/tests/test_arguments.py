@@ -3,9 +3,12 @@
 import math
 from fractions import Fraction
 
+import npu_tiling
 import pytest
 import torch
 from npu_tiling import arguments
+from npu_tiling.chips import plain_pytorch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 REFUSED = {
     "a word": (lambda: arguments.number("n", "a"), TypeError, "n is a str and must be a number."),
@@ -63,6 +66,16 @@ def test_refused_in_one_sentence(what):
     with pytest.raises(error) as raised:
         call()
     assert str(raised.value) == sentence
+
+
+def test_fp64_is_taken_wherever_plain_pytorch_serves():
+    with FakeTensorMode():
+        x = torch.empty(2, dtype=torch.float64, device="cuda")
+    with npu_tiling.use_device(npu_tiling.soc("Ascend910B4"), emulated=True):
+        with pytest.raises(TypeError, match="n is torch.float64 on cuda"):
+            arguments.rows("n", x)
+        with plain_pytorch():
+            arguments.rows("n", x)
 
 
 def test_numbers_of_any_kind_become_floats_and_ints():

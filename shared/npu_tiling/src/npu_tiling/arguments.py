@@ -32,7 +32,7 @@ def floating(name: str, value: Any) -> None:
         refuse_layout(name, value)
     if value.dtype in DTYPES:
         return
-    wide = (torch.float64,) if value.device.type == "cpu" and device_for(value.device) is None else ()
+    wide = (torch.float64,) if not value.is_meta and device_for(value.device) is None else ()
     if value.dtype not in wide:
         *most, last = map(str, (*DTYPES, *wide))
         raise TypeError(f"{name} is {value.dtype} on {value.device.type} and must be {', '.join(most)} or {last}.")
