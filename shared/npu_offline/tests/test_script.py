@@ -58,6 +58,8 @@ x = x.cuda() if device.type == "cuda" else x.npu()
 assert x.device.type == "npu" and x.is_npu and not x.is_cpu
 assert torch.empty_like(x).isnan().all() and (torch.empty(3, device=device, dtype=torch.int8) == 127).all()
 assert not torch.zeros(3, device=device).isnan().any()
+counts = torch.histc(torch.tensor([0, 1, 1, 3], device=device, dtype=torch.int32), 4, min=0, max=3)
+assert counts.tolist() == [1, 2, 0, 1] and counts.dtype == torch.int32
 with torch.autocast(device.type, torch.bfloat16):
     assert (x[None] @ x[:, None]).dtype == torch.bfloat16 and torch.is_autocast_enabled("npu")
 for _ in range(2):

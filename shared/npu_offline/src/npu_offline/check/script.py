@@ -48,6 +48,8 @@ class _OnCpu(TorchFunctionMode):
             return False
         if name == "__get__" and func == _IS_CUDA:
             return _knows_cuda_alone(sys._getframe(1).f_code.co_filename)
+        if name == "histc" and not args[0].is_floating_point():  # of integers on an NPU alone
+            return func(args[0].double(), *args[1:], **(kwargs or {})).to(args[0].dtype)
         made = func(*map(_on_cpu, args), **{key: _on_cpu(value) for key, value in (kwargs or {}).items()})
         if name in MADE_EMPTY and made.device.type == "cpu":
             _unwritten(made)
