@@ -253,3 +253,24 @@ def test_means_of_an_fp64_table_are_fp64():
     dy = torch.randn(5, 16, dtype=torch.float64)
     torch.testing.assert_close(mean, right, rtol=0, atol=1e-14)
     torch.testing.assert_close(*(torch.autograd.grad(each, table, dy)[0] for each in (mean, right)), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("offsets", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_gradient_in_bf16_is_rounded_once(device, offsets, weighted):
+    """What a bag brings to a row, dy over 3 or times a weight, is no bf16; 40 bags name a row here."""
+    indices = torch.randint(0, 3, (40, 3), device=device.torch)
+    ends = torch.arange(0, 120, 3, device=device.torch) if offsets else None
+    dy = torch.randn(40, 32, device=device.torch).bfloat16()
+    samples = torch.rand(40, 3, device=device.torch).bfloat16() if weighted else None
+    gradients = []
+    for dtype in (torch.bfloat16, torch.float64):
+        weight = torch.zeros(3, 32, dtype=dtype, device=device.torch if dtype == torch.bfloat16 else "cpu").requires_grad_()
+        given = [None if each is None else each.to(weight.device) for each in (indices, ends, samples)]
+        ids, weights = (each if each is None or ends is None else each.flatten() for each in (given[0], given[2]))
+        weights = None if weights is None else weights.to(dtype)
+        function = embedding_bag if dtype == torch.bfloat16 else torch.nn.functional.embedding_bag
+        out = function(ids, weight, given[1], mode="sum" if weighted else "mean", per_sample_weights=weights)
+        gradients.append(torch.autograd.grad(out, weight, dy.to(out.device, dtype))[0].double().cpu())
+    ours, exact = gradients
+    assert ((ours - exact).abs() <= 2.0**-8 * exact.abs() + 1e-5).all()  # half a bf16, and sums in fp32

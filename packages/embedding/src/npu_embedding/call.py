@@ -51,6 +51,7 @@ class Backward(NamedTuple):
         dy: [..., D], the gradient of the rows.
         indices, padding_idx, scale_grad_by_freq, sparse, first_row: the forward's.
         n_rows: V.
+        dtype: of dweight, which is rounded once.
     """
 
     dy: Tensor
@@ -60,12 +61,13 @@ class Backward(NamedTuple):
     scale_grad_by_freq: bool
     sparse: bool
     first_row: Size
+    dtype: torch.dtype
 
     def results(self) -> dict[str, Empty | None]:
         """dweight [V, D]; if `sparse`, an entry for each index: values [n, D] and rows [n] (`reference.slots`)."""
         n = self.indices.numel()
         return {
-            "dweight": Empty((n if self.sparse else self.n_rows, self.dy.shape[-1]), self.dy.dtype),
+            "dweight": Empty((n if self.sparse else self.n_rows, self.dy.shape[-1]), self.dtype),
             "rows": Empty((n,), torch.int64) if self.sparse else None,
         }
 
@@ -161,11 +163,17 @@ class Spread(NamedTuple):
     left_out: Size
     first_row: Size
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of dx: wider than dy's where dx is no row of dy, for the table's gradient is rounded once."""
+        exact = self.eps is not None or (self.sample_weights is None and not self.mean and self.factor == 1)
+        return self.dy.dtype if exact else statistics_dtype(self.dy.dtype)
+
     def results(self) -> dict[str, Empty | None]:
-        """dx [n, D], in dy's dtype, and dsample [n] in fp32; None for what is not asked for."""
+        """dx [n, D] and dsample [n] in fp32; None for what is not asked for."""
         n, with_samples = self.indices.numel(), self.weight is not None and self.eps is None
         return {
-            "dx": Empty((n, self.dy.shape[1]), self.dy.dtype) if self.rows else None,
+            "dx": Empty((n, self.dy.shape[1]), self.dtype) if self.rows else None,
             "dsample": Empty((n,), statistics_dtype(self.dy.dtype)) if with_samples else None,
         }
 

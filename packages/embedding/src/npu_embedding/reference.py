@@ -31,7 +31,7 @@ def forward(call: Forward) -> tuple[Tensor]:
 
 
 def backward(call: Backward) -> tuple[Tensor, Tensor | None]:
-    """dweight [n_rows, D] in dy's dtype, from dy [..., D] and indices [...]; if `sparse`, an entry for each index.
+    """dweight [n_rows, D], from dy [..., D] and indices [...]; if `sparse`, an entry for each index.
 
     Entries are values [n, D], in the order of their rows, and rows [n] (see `slots`).
 
@@ -54,7 +54,7 @@ def _sums(call: Backward) -> Tensor:
     dweight.index_add_(0, rows[named], dy.reshape(len(rows), dy.shape[-1])[named].to(dweight.dtype))
     if call.scale_grad_by_freq:
         dweight /= torch.bincount(rows[named], minlength=n_rows).clamp_(min=1).unsqueeze(-1)
-    return dweight.to(dy.dtype)
+    return dweight.to(call.dtype)
 
 
 def renormalise_(call: Renormalise) -> tuple[()]:
@@ -207,7 +207,7 @@ def spread(call: Spread) -> tuple[Tensor | None, Tensor | None]:
         dsample = (found * share).sum(-1).masked_fill(~(inside & counted), 0)
     if call.sample_weights is not None:
         share = share * call.sample_weights.to(wide).unsqueeze(-1)
-    return share.to(dy.dtype) if call.rows else None, dsample
+    return share.to(call.dtype) if call.rows else None, dsample
 
 
 def _bag_of_ids(call: Bags | Spread) -> tuple[Tensor, Tensor, Tensor]:

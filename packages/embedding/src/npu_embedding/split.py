@@ -278,7 +278,7 @@ def _of_all(call: ByAll, of_all: Any) -> Forward:
 
 
 def _gradient_of_all(call: ByAllBackward, dy: Any) -> Backward:
-    return Backward(dy, call.of_all, call.n_rows, call.padding_idx, call.scale_grad_by_freq, False, call.first_row)
+    return Backward(dy, call.of_all, call.n_rows, call.padding_idx, call.scale_grad_by_freq, False, call.first_row, dy.dtype)
 
 
 BY_ALL = Operator(LIBRARY, "by_all", ByAll, ["rows", "of_all"], plan=_plan_by_all, reference=_compute_by_all)

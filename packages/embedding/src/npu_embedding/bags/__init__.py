@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from npu_tiling import arguments
-from npu_tiling.calls import Empty
+from npu_tiling.calls import Empty, statistics_dtype
 from npu_tiling.dispatch import Function, apply
 from npu_tiling.dtensor import is_distributed
 from npu_tiling.operators import Operator
@@ -331,7 +331,7 @@ def spread(p: Plan, call: Spread) -> tuple[Slot | None, Slot | None]:
         choose = functools.partial(cuda.norm_tiling, BLOCK_M=1) if norm else cuda.spread_tiling
     else:
         page, choose = ascend, ascend.spread_tiles_tiling if norm else ascend.spread_tiling
-    shape = RowShape(width=width, itemsize=call.dy.dtype.itemsize, device=p.chip)
+    shape = RowShape(width=width, itemsize=call.dtype.itemsize, device=p.chip)
     tiling = p.choose("embedding bags backward", choose(shape), {"MEAN": call.mean, "NORM": norm})
     if norm and tiling.column_blocks > 1:
         (x,) = bags(p, _forward_of(call))
@@ -426,7 +426,7 @@ class _Bags(Function):
             if same and call.eps is None:
                 each = ids.numel() // call.n_bags
                 factor = call.factor / each if call.mean else call.factor
-                dx = dy if factor == 1 else dy * factor
+                dx = dy if factor == 1 else dy.to(statistics_dtype(dy.dtype)) * factor  # the gradient is rounded once
                 if each > 1:  # [each, n_bags, D], of which every part is dy
                     dx, ids = dx.expand(each, *dx.shape), ids.view(call.n_bags, each).t()
             else:
@@ -449,7 +449,7 @@ class _Bags(Function):
                 )
                 dsample = dsample.to(sample_weights.dtype) if asks_weights else None
             if asks_rows:
-                dweight = gradient_of_table(call, dx, ids, ctx.n_rows)
+                dweight = gradient_of_table(call, dx, ids, ctx.n_rows, dy.dtype)
         return None, None, None, None, dsample, dweight, None, None
 
 

@@ -140,7 +140,7 @@ RENORMALISE = Operator(
 )
 
 
-def gradient_of_table(call: Forward | Bags, dy: Tensor, indices: Tensor, n_rows: int) -> Tensor:
+def gradient_of_table(call: Forward | Bags, dy: Tensor, indices: Tensor, n_rows: int, dtype: torch.dtype) -> Tensor:
     """The gradient of a call's table, [n_rows, D], of dy [..., D] of indices [...]; a sparse tensor if the call says so."""
     dweight, rows = BACKWARD(
         Backward(
@@ -151,6 +151,7 @@ def gradient_of_table(call: Forward | Bags, dy: Tensor, indices: Tensor, n_rows:
             scale_grad_by_freq=call.scale_grad_by_freq,
             sparse=call.sparse,
             first_row=call.first_row,
+            dtype=dtype,
         )
     )
     if not call.sparse:
@@ -173,7 +174,7 @@ class _Embedding(Function):
     @staticmethod
     def backward(ctx, dy):  # type: ignore[no-untyped-def]
         (indices,) = ctx.saved_tensors
-        dweight = None if dy is None else gradient_of_table(ctx.call, dy, indices, ctx.n_rows)
+        dweight = None if dy is None else gradient_of_table(ctx.call, dy, indices, ctx.n_rows, dy.dtype)
         return None, None, dweight, None, None, None, None, None
 
 

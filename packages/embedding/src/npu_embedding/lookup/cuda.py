@@ -442,7 +442,7 @@ def _sum_repeated(p: Plan, gradient: Gradient, dweight: Slot) -> None:
         factor=1.0,
         eps=None,
         left_out=NO_ID,
-        dtype=dy.dtype,
+        dtype=dweight.dtype,
         padding_idx=NO_ROW,
         scale_grad_by_freq=False,
         sparse=False,

@@ -222,7 +222,7 @@ class _NGram(Function):
             else:
                 dy = dy.reshape(n, width).expand(heads, n, width)
             look_up = Forward(None, None, NO_ROW, False, ctx.call.sparse, first_row=0, n_total=n_rows)
-            dtable = gradient_of_table(look_up, dy, rows.flatten(1), n_rows)
+            dtable = gradient_of_table(look_up, dy, rows.flatten(1), n_rows, dy.dtype)
         return None, None, None, dtable, *[None] * 8
 
 
