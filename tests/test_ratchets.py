@@ -14,9 +14,9 @@ from tools.workspace import ROOT, read_packages
 
 # Of the sources of a package: files, lines, and of an operator the share of its lines that is device code, in hundredths.
 MOST = {
-    "npu_tiling": (20, 5860, 0),
+    "npu_tiling": (20, 5865, 0),
     "rms_norm": (23, 5132, 17),
-    "embedding": (22, 5537, 28),
+    "embedding": (22, 5546, 28),
     "attn_res": (29, 7146, 21),
     "fused_linear_cross_entropy": (41, 10486, 16),
 }
