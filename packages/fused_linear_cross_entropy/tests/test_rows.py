@@ -71,7 +71,7 @@ def facts_of(on, chip, tensors, options, dtype, scale):
 def losses_of(on, chip, facts, statistics, options, shape):
     nothing = (None, None, None, None, None)
     x, weight, target = (torch.empty(each, dtype=statistics.dtype, device="meta") for each in ((*shape, 1), (2, 1), shape))
-    results = Forward(x, weight, target, *nothing, options, False, False, False, False).results()
+    results = Forward(x, weight, target, *nothing, options).results()
     return run_once(lambda p, s, *f: on.losses(p, TargetFacts(*f), s, options, results), chip, statistics, *facts)
 
 

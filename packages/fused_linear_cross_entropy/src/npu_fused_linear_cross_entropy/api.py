@@ -20,7 +20,6 @@ from .operator import FORWARD
 from .tokens import are_counted, can_be_read, check_columns, check_counted, checked_token_weight, divisors, of_counted_tokens
 
 _NONE = (None, None, None)  # divisor, frozen, weight_grad
-_FLAGS = (False, False, False, False)  # what autograd asks an operator for beside the outputs
 
 
 def fused_linear_cross_entropy(
@@ -170,7 +169,7 @@ def fused_linear_cross_entropy(
         of_probabilities = ProbabilityTargets(x, weight, bias, class_weight, target, frozen, weight_grad, options)
         outputs = probability_loss(of_probabilities, token_weight)
     else:
-        call = Forward(x, weight, target, bias, class_weight, None, frozen, weight_grad, options, *_FLAGS)
+        call = Forward(x, weight, target, bias, class_weight, None, frozen, weight_grad, options)
         outputs = loss_of(call, counted_tokens, token_weight)
     return outputs if any(options.extras) else outputs.loss
 
@@ -179,7 +178,7 @@ def loss_again(
     x: Tensor, weight: Tensor, target: Any, bias: Tensor | None, class_weight: Tensor | None, options: Options
 ) -> Any:
     """The six outputs of a call whose equal was checked before; None: it has to be checked."""
-    found = FORWARD.forward.again(check_loss, Forward(x, weight, target, bias, class_weight, *_NONE, options, *_FLAGS))
+    found = FORWARD.forward.again(check_loss, Forward(x, weight, target, bias, class_weight, *_NONE, options))
     return None if found is None else found[: FORWARD.outputs]
 
 
@@ -386,7 +385,7 @@ def causal_lm_loss(
             )
             checked, num_items_in_batch = replaced(checked, reduction="sum"), None
     tensors = (x, weight, target, bias, class_weight, num_items_in_batch, frozen, weight_grad)
-    outputs = loss_of(Forward(*tensors, checked, False, False, False, False), counted_tokens, token_weight)
+    outputs = loss_of(Forward(*tensors, checked), counted_tokens, token_weight)
     return outputs if any(checked.extras) else outputs.loss
 
 

@@ -10,8 +10,7 @@ the tensors of a linear layer:
     frozen       [V, H'], a weight of the first columns of x, without a gradient; `weight` is then [V, H - H'], of the others
     weight_grad  [V, H], to which the weight's gradient is added
 
-and, where they have gradients as results, a flag for each of the three: need_dx, need_dweight, need_dbias. A result that is
-not asked for is None.
+and, where they have gradients as results, `Needs`. A result that is not asked for is None.
 """
 
 from __future__ import annotations
@@ -168,6 +167,9 @@ class Needs(NamedTuple):
     dbias: bool
 
 
+NOTHING = Needs(False, False, False)
+
+
 class Forward(NamedTuple):
     """A loss, and its gradients where it is one number: those lack the upstream gradient, and the factors `unfinished`.
 
@@ -187,14 +189,8 @@ class Forward(NamedTuple):
     frozen: Tensor | None
     weight_grad: Tensor | None
     options: Options
-    save_statistics: bool
-    need_dx: bool
-    need_dweight: bool
-    need_dbias: bool
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(self.need_dx, self.need_dweight, self.need_dbias)
+    save_statistics: bool = False
+    needs: Needs = NOTHING
 
     def results(self) -> Results:
         options, dtype, each = self.options, statistics_dtype(self.x.dtype), self.target.shape
@@ -233,13 +229,7 @@ class Backward(NamedTuple):
     frozen: Tensor | None
     weight_grad: Tensor | None
     options: Options
-    need_dx: bool
-    need_dweight: bool
-    need_dbias: bool
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(self.need_dx, self.need_dweight, self.need_dbias)
+    needs: Needs
 
     def results(self) -> Results:
         return gradients(self)
@@ -298,14 +288,8 @@ class DistributionGradients(NamedTuple):
     frozen: Tensor | None
     weight_grad: Tensor | None
     options: Options
-    need_dx: bool
-    need_dweight: bool
-    need_dbias: bool
+    needs: Needs
     need_drates: bool
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(self.need_dx, self.need_dweight, self.need_dbias)
 
     def results(self) -> Results:
         rates = self.rates if self.need_drates else None
@@ -351,13 +335,7 @@ class ProbabilityTargetGradients(NamedTuple):
     frozen: Tensor | None
     weight_grad: Tensor | None
     options: Options
-    need_dx: bool
-    need_dweight: bool
-    need_dbias: bool
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(self.need_dx, self.need_dweight, self.need_dbias)
+    needs: Needs
 
     def results(self) -> Results:
         return gradients(self)
@@ -387,13 +365,7 @@ class Distillation(NamedTuple):
     frozen: Tensor | None
     weight_grad: Tensor | None
     options: DistillationOptions
-    need_dx: bool
-    need_dweight: bool
-    need_dbias: bool
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(self.need_dx, self.need_dweight, self.need_dbias)
+    needs: Needs = NOTHING
 
     def results(self) -> Results:
         options, dtype = self.options, statistics_dtype(self.x.dtype)
@@ -427,13 +399,7 @@ class DistillationBackward(NamedTuple):
     frozen: Tensor | None
     weight_grad: Tensor | None
     options: DistillationOptions
-    need_dx: bool
-    need_dweight: bool
-    need_dbias: bool
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(self.need_dx, self.need_dweight, self.need_dbias)
+    needs: Needs
 
     def results(self) -> Results:
         return gradients(self)
@@ -458,16 +424,15 @@ def replaced(record: Any, **changes: Any) -> Any:
 def gradients(call: Any) -> Results:
     """Those of x, weight and bias."""
     weight = call.weight if call.weight_grad is None else None
-    wanted = {"dx": (call.need_dx, call.x), "dweight": (call.need_dweight, weight), "dbias": (call.need_dbias, call.bias)}
     return {
         name: Empty(tensor.shape, tensor.dtype) if need and tensor is not None else None
-        for name, (need, tensor) in wanted.items()
+        for name, need, tensor in zip(Needs._fields, call.needs, (call.x, weight, call.bias), strict=True)
     }
 
 
 def is_unfinished(call: Any) -> bool:
     """Whether a forward leaves factors of its gradients to the backward (see `target_facts` in loss/reference.py)."""
-    if call.x.dtype != torch.float16 or not (call.need_dx or call.need_dweight or call.need_dbias):
+    if call.x.dtype != torch.float16 or not any(call.needs):
         return False
     is_weighted = getattr(call, "class_weight", None) is not None or getattr(call, "token_weight", None) is not None
     is_small = is_weighted or isinstance(call.options, DistillationOptions)  # or large

@@ -182,7 +182,7 @@ def linear_log_probs(
     def score(x: Tensor, target: Tensor, ids: Tensor | None, rates: Tensor | None) -> LogProbs:
         """The outputs of tokens, the log-probabilities negated where they are a loss."""
         if is_loss:
-            head = Forward(x, weight, target, bias, None, None, frozen, weight_grad, options, False, False, False, False)
+            head = Forward(x, weight, target, bias, None, None, frozen, weight_grad, options)
             found = computed(head)
             return LogProbs(found.loss, found.entropy)
         columns = _columns(target if has_target else None, ids, options.ignore_index)

@@ -34,7 +34,7 @@ from . import call as calls
 
 LIBRARY = OperatorLibrary("npu_fused_linear_cross_entropy")
 OPERATORS: list[Operator] = []
-_GRADIENTS = ("dx", "dweight", "dbias")
+_GRADIENTS = calls.Needs._fields
 TRAINED = ("x", "weight", "bias")
 _is_none = functools.partial(is_, None)  # without a frame of Python
 
@@ -47,13 +47,13 @@ def _logits_flops(call: Any) -> int:
 def _gradient_flops(call: Any) -> int:
     """Of the products of dlogits [N, V] with the weights and with x; an adapter's frozen weight has no gradient."""
     rows = call.x.shape[:-1].numel()
-    return call.need_dx * _logits_flops(call) + call.need_dweight * 2 * rows * call.weight.numel()
+    return call.needs.dx * _logits_flops(call) + call.needs.dweight * 2 * rows * call.weight.numel()
 
 
 def forward_flops(call: Any) -> int:
     teacher_x = getattr(call, "teacher_x", None)
     teacher = 0 if teacher_x is None else 2 * teacher_x.numel() * call.teacher_weight.shape[0]
-    return _logits_flops(call) + teacher + (_gradient_flops(call) if hasattr(call, "need_dx") else 0)
+    return _logits_flops(call) + teacher + (_gradient_flops(call) if hasattr(call, "needs") else 0)
 
 
 def operator_of(
@@ -86,12 +86,12 @@ class Gradients:
 
     def __call__(self, ctx: Any, given: Sequence[Any], tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         """The results of a `Function`'s backward; `tensors`: its operator's, without `weight_grad`, the last one."""
-        dx, dweight, *others = self.needs(ctx.needs_input_grad)
+        dx, dweight, dbias, *others = self.needs(ctx.needs_input_grad)
         operator, weight_grad = self.plain, ctx.weight_grad
         if weight_grad is not None:
             dweight = dweight and is_asked(ctx.next_functions[1][0])  # of tensors alone: x, weight, ...
             operator, weight_grad = (self.added, weight_grad) if dweight else (operator, None)
-        call = self._record(*given, *tensors, weight_grad, ctx.options, dx, dweight, *others)
+        call = self._record(*given, *tensors, weight_grad, ctx.options, calls.Needs(dx, dweight, dbias), *others)
         return self.in_place(ctx, operator(call))
 
     def in_place(self, ctx: Any, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:

@@ -155,7 +155,7 @@ def linear_distillation_loss(
     is_whole = process_group is None and vocab_range is None and vocab_size is None
     if given is not None and is_plain and is_whole and not (isinstance(x, Tensor) and is_autocast(x)):
         heads = (given.x, given.weight, given.bias)
-        call = Distillation(x, weight, target, bias, *heads, None, None, None, None, options, False, False, False)
+        call = Distillation(x, weight, target, bias, *heads, None, None, None, None, options)
         known = DISTILLATION.forward.again(check_distillation, call)
         if known is not None:
             return DistillationLoss(*known[: DISTILLATION.outputs]) if return_parts else known[0]
@@ -185,7 +185,7 @@ def linear_distillation_loss(
         if teacher_x is not None and given is not None:
             heads = autocast(teacher_x, given.weight.detach(), None if given.bias is None else given.bias.detach())
         student = (x, own_weight, target, own_bias)
-        call = Distillation(*student, *heads, probs, each, frozen, weight_grad, options, False, False, False)
+        call = Distillation(*student, *heads, probs, each, frozen, weight_grad, options)
         check_distillation(call)
         return DistillationLoss(*DISTILLATION.forward(call, check_distillation)[: DISTILLATION.outputs])
 

@@ -22,6 +22,7 @@ from npu_tiling.plans import Plan
 from torch import Tensor
 
 from ..call import (
+    NOTHING,
     DistributionGradients,
     Distributions,
     LinearCrossEntropyOutput,
@@ -59,7 +60,7 @@ def forward(p: Plan, call: Distributions) -> tuple[Any, ...]:
     """See `Distributions`."""
     options, ids, group = call.options, call.ids, call.options.group
     check_columns(p, "ids", ids, options)
-    head, on = begin(p, call, Task.DISTRIBUTIONS, Needs(False, False, False))
+    head, on = begin(p, call, Task.DISTRIBUTIONS, NOTHING)
     chunks, exact, rows = head.tiling.chunks, head.tiling.exact, head.x.shape[0]
     results = {name: p.new(each) for name, each in call.results().items()}
     statistics = p.new(Empty((STATISTICS, rows), exact))
@@ -337,7 +338,7 @@ def _reduced(rows: Tensor, weights: Tensor | None, reduction: str, shape: torch.
 def forward_of_targets(p: Plan, call: ProbabilityTargets) -> tuple[Any, ...]:
     """See `ProbabilityTargets`."""
     options = call.options
-    head, on = begin(p, call, Task.DISTRIBUTIONS, Needs(False, False, False))
+    head, on = begin(p, call, Task.DISTRIBUTIONS, NOTHING)
     rows, exact = head.x.shape[0], head.tiling.exact
     statistics, sums = (p.new(Empty((count, rows), exact)) for count in (STATISTICS, 2))
     for tokens in head.tiling.chunks.tokens:
