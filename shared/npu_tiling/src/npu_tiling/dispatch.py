@@ -103,17 +103,9 @@ def outer_levels() -> Iterator[None]:
 
 def forward_mode(arguments: Sequence[Any]) -> bool:
     """Whether one of these arguments has a tangent; tensors may stand in lists."""
-    return forward_ad._current_level >= 0 and _any_has_tangent(arguments)
-
-
-def _any_has_tangent(arguments: Sequence[Any]) -> bool:
-    for argument in arguments:
-        if isinstance(argument, Tensor):
-            if forward_ad.unpack_dual(argument).tangent is not None:
-                return True
-        elif isinstance(argument, (list, tuple)) and _any_has_tangent(argument):
-            return True
-    return False
+    if forward_ad._current_level < 0:
+        return False
+    return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in _tensors(arguments))
 
 
 def needs_gradient(arguments: Sequence[Any]) -> bool:
