@@ -12,7 +12,7 @@ from .errors import OfflineError
 from .execute.settings import timed
 from .toolchain import compilers
 
-_COMMANDS = ("all", "check", "bounds", "run", "lint", "conformance", "releases", "time", "tune", "report")
+_COMMANDS = ("all", "check", "bounds", "run", "lint", "conformance", "releases", "time", "tune", "model", "report")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -366,7 +366,9 @@ def _other_calls(kind: type[Any]) -> str | None:
     """Why a call of any module of a class is not torch's alone; torch's own hooks, which count and track, can do without."""
     if not all(from_package(getattr(hook, "__func__", hook), "torch") for hook in global_hooks()):
         return "all modules have hooks"
-    if not (from_package(kind.__call__, "torch") and from_package(kind._call_impl, "torch")):
+    if not (
+        any(from_package(kind.__call__, by) for by in ("torch", "npu_offline")) and from_package(kind._call_impl, "torch")
+    ):
         return "how modules are called was replaced"
     return None
 

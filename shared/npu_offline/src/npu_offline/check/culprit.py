@@ -22,8 +22,9 @@ from ..lint.engine import lint_kernel
 from ..lint.rules import Compiled, subject_of
 from ..toolchain.compilation import front_end_of
 from ..toolchain.compilers import VERSIONS
+from .compilation import largest_that_fit
 from .execution import LINALG, MEANING, MOVED, RACING
-from .run_calls import Outcome
+from .run_calls import Outcome, run_whole
 
 CANN = {"1.0.0": "CANN 8.5", "1.1.0": "CANN 9.0", "1.2.0": "about CANN 9.1"}
 """The CANN that has each version of the compiler."""
@@ -91,6 +92,41 @@ def signs_in(record: LaunchRecord, soc: str, toolchain: str) -> dict[int, str]:
         if re.search(sign, ttir):
             found.setdefault(fault, f"write {instead}")
     return found
+
+
+def judged(
+    label: str,
+    functions: Mapping[str, Callable[[], object]],
+    outcomes: Sequence[Outcome],
+    records: Callable[[], Sequence[LaunchRecord]],
+    soc: str,
+    *,
+    expected: bool,
+) -> Iterator[Verdict]:
+    """Whose fault it is, as `verdicts_of` says.
+
+    Args:
+        label, functions: of the call, as `run_levels` takes them.
+        outcomes: of it, at each level.
+        records: gives its launches, recorded.
+        soc: the chip.
+        expected: whether results were compared with an expectation.
+    """
+
+    def signs(version: str) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for record in records():
+            found |= signs_in(record, soc, version)
+        return found
+
+    def again(numbers: str, level: str) -> Outcome:
+        return run_whole(label, functions[numbers], soc, level)
+
+    def fitting(version: str) -> str:
+        found = dict.fromkeys(largest_that_fit(record, soc, version) for record in records())
+        return "".join(f"; {text}" for text in found if text)
+
+    yield from verdicts_of(outcomes, functools.cache(signs), again, fitting, expected=expected)
 
 
 def verdicts_of(

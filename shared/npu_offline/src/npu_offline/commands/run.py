@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from rich.table import Table
 
 from .. import check
 from ..errors import OfflineError
-from ..launches import Launch, LaunchRecord, Ledger, Traffic
+from ..launches import Launch, Ledger, Traffic
 from ..toolchain import compilers as toolchains
 from .options import add_limit, add_target, soc_name
 from .output import new_console, new_folder, print_finding, write_json, writing_to
@@ -65,12 +65,13 @@ def _run(options: argparse.Namespace) -> int:
         raise OfflineError("--record is for a program: npu-offline run --record FILE -- python FILE ...")
     from ..check import kernel_file, run_calls
     from ..check.calls import launches_of, ttir_of
+    from ..check.culprit import judged
     from ..check.execution import LINALG, MEANING
 
     console = new_console()
     if "::" in str(options.target) or kernel_file.is_recording(str(options.target)):
-        found = kernel_file.parse(str(options.target), options.given, options.grid)
-        runs = [(call.label, run_calls.compared(call, options.expect, options.rtol, options.atol)) for call in found]
+        launches = kernel_file.parse(str(options.target), options.given, options.grid)
+        runs = [(call.label, run_calls.compared(call, options.expect, options.rtol, options.atol)) for call in launches]
     elif options.expect:
         raise OfflineError("--expect is for FILE::KERNEL; in calls() compare the results yourself")
     else:
@@ -82,7 +83,7 @@ def _run(options: argparse.Namespace) -> int:
         versions = []  # final modules of its vector functions cannot be run here
     asked = {LINALG} if options.linalg_only else set(options.toolchain or (LINALG, *versions))
     written: list[dict[str, object]] = []
-    judged: list[Verdict] = []
+    found: list[Verdict] = []
     good, unrun = True, [f"final modules, {version}" for version in sorted(asked - {LINALG, *versions})]
     for label, functions in runs:
         console.print(label, markup=False, highlight=False)
@@ -92,8 +93,8 @@ def _run(options: argparse.Namespace) -> int:
             console.print(_bytes(outcomes[1].launches))
         call = (label, next(iter(functions.values())))
         records = functools.cache(functools.partial(launches_of, [call], options.soc, {}))
-        verdicts = list(_verdicts(label, functions, outcomes, records, options))
-        judged += verdicts
+        verdicts = list(judged(label, functions, outcomes, records, options.soc, expected=bool(options.expect)))
+        found += verdicts
         for verdict in verdicts:
             if verdict.culprit:
                 print_finding(console, str(verdict), ttir_of(records()))
@@ -105,7 +106,7 @@ def _run(options: argparse.Namespace) -> int:
         )
         good = good and all(outcome.ok for outcome in outcomes)
         unrun += [f"{label}, {_level(outcome)}" for outcome in outcomes if outcome.refused and outcome.level in asked]
-    options.verdict = "; ".join(dict.fromkeys(verdict.short for verdict in judged))
+    options.verdict = "; ".join(dict.fromkeys(verdict.short for verdict in found))
     if options.json:
         write_json("--json", options.json, {"calls": written, "unrun": unrun})
     if options.picture:
@@ -118,34 +119,6 @@ def _run(options: argparse.Namespace) -> int:
     for each in unrun:
         console.print(f"not run: {each}", markup=False)
     return 1 if not good else 2 if unrun else 0
-
-
-def _verdicts(
-    label: str,
-    functions: Mapping[str, Callable[[], object]],
-    outcomes: Sequence[Outcome],
-    records: Callable[[], Sequence[LaunchRecord]],
-    options: argparse.Namespace,
-) -> Iterator[Verdict]:
-    """Whose fault it is."""
-    from ..check import run_calls
-    from ..check.compilation import largest_that_fit
-    from ..check.culprit import signs_in, verdicts_of
-
-    def signs(version: str) -> dict[int, str]:
-        found: dict[int, str] = {}
-        for record in records():
-            found |= signs_in(record, options.soc, version)
-        return found
-
-    def again(numbers: str, level: str) -> Outcome:
-        return run_calls.run_whole(label, functions[numbers], options.soc, level)
-
-    def fitting(version: str) -> str:
-        found = dict.fromkeys(largest_that_fit(record, options.soc, version) for record in records())
-        return "".join(f"; {text}" for text in found if text)
-
-    yield from verdicts_of(outcomes, functools.cache(signs), again, fitting, expected=bool(options.expect))
 
 
 def _draw(

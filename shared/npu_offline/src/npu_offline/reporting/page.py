@@ -15,6 +15,16 @@ _KIB = 1024
 
 def render(report: Mapping[str, Any]) -> str:
     """The HTML page of what `collect` found."""
+    packages = [_package(package, report) for package in report["packages"]]
+    return _filled("page.j2", report=report, packages=packages, summary=_summary(report["packages"]), pipes=ROWS)
+
+
+def render_certificate(certificate: Mapping[str, Any]) -> str:
+    """The HTML page of what `certify` found with all toolchains."""
+    return _filled("certificate.j2", certificate=certificate)
+
+
+def _filled(template: str, **values: Any) -> str:
     environment = Environment(
         loader=PackageLoader("npu_offline", "reporting"),
         autoescape=True,
@@ -23,10 +33,7 @@ def render(report: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(bytes=size, number=lambda value: f"{value:,}", micro=_micro)
-    packages = [_package(package, report) for package in report["packages"]]
-    return environment.get_template("page.j2").render(
-        report=report, packages=packages, summary=_summary(report["packages"]), pipes=ROWS
-    )
+    return environment.get_template(template).render(**values)
 
 
 def size(nbytes: float) -> str:
