@@ -283,9 +283,9 @@ def _is_written_in(owner: type[Any], forward: Any) -> bool:
     return False
 
 
-def from_package(function: Any, package: str) -> bool:
-    """Whether the code of a function is from a package, whatever it says of itself."""
-    return isinstance(function, FunctionType) and function.__globals__["__name__"].partition(".")[0] == package
+def from_package(function: Any, *packages: str) -> bool:
+    """Whether the code of a function is from one of these packages, whatever it says of itself."""
+    return isinstance(function, FunctionType) and function.__globals__["__name__"].partition(".")[0] in packages
 
 
 def is_made_by_hand(known: type[Any]) -> bool:
@@ -363,12 +363,10 @@ def more_than_forward(layer: Any) -> str | None:
 
 @as_constant
 def _other_calls(kind: type[Any]) -> str | None:
-    """Why a call of any module of a class is not torch's alone; torch's own hooks, which count and track, can do without."""
+    """Why a call of any module of a class is not torch's alone; torch's own hooks and our tools can do without."""
     if not all(from_package(getattr(hook, "__func__", hook), "torch") for hook in global_hooks()):
         return "all modules have hooks"
-    if not (
-        any(from_package(kind.__call__, by) for by in ("torch", "npu_offline")) and from_package(kind._call_impl, "torch")
-    ):
+    if not (from_package(kind.__call__, "torch", "npu_offline") and from_package(kind._call_impl, "torch")):
         return "how modules are called was replaced"
     return None
 

@@ -149,6 +149,8 @@ def _model_of(name: str, given: Sequence[str]) -> Callable[[], torch.nn.Module]:
     sizes: dict[str, object] = {size: value for size, value in _SIZES.items() if size in known}
     if kind in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
         sizes["decoder_start_token_id"] = 0
+    if "kv_lora_rank" in known:  # latent attention has as many of both
+        sizes["num_key_value_heads"] = sizes["num_attention_heads"]
     sizes |= dict(map(_size, given))
     model_class = getattr(transformers, classes[kind])
     try:
