@@ -27,7 +27,7 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.embed = nn.Embedding(50, 64)
-        self.norms = nn.ModuleList(nn.RMSNorm(64, eps=1e-6) for _ in range(2))
+        self.norms = nn.ModuleList(nn.RMSNorm(64, eps=1e-6) for _ in range(3))
         self.between = nn.Linear(64, 64)
 
     def forward(self, ids):
@@ -35,6 +35,16 @@ class Model(nn.Module):
         for norm in self.norms:
             x = x + self.between(norm(x))
         return x
+
+
+class Steeper(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 1.0001 * gradient
 
 
 @triton.jit
@@ -62,6 +72,9 @@ if "eps" in sys.argv:
             return y
 
     model.norms[1].__class__ = Wrong
+if "gradient" in sys.argv:
+    norm = type(model.norms[2])
+    model.norms[2].__class__ = type("Steep", (norm,), {"forward": lambda self, x: norm.forward(self, Steeper.apply(x))})
 if "table" in sys.argv:
     known = type(model.embed)
     model.embed.__class__ = type("Other", (known,), {"forward": lambda self, ids: known.forward(self, ids.flip(-1))})
@@ -102,10 +115,10 @@ def wrong(rows, name):
 def test_a_right_step_is_right_and_each_kernel_has_its_digests(judged):
     status, found, page, said = judged()
     assert (wrong(found["layers"], "layer"), wrong(found["kernels"], "kernel"), status) == (set(), set(), 0), said
-    assert {row["layer"]: row["calls"] for row in found["layers"]} == {"embed": 2, "norms.0": 2, "norms.1": 2}
+    assert {row["layer"]: row["calls"] for row in found["layers"]} == {"embed": 2, "norms.0": 2, "norms.1": 2, "norms.2": 2}
     assert all(row["verdict"] == "right" and row["kernels"] and 0 < row["share"] < 1 for row in found["layers"][1:])
     kernels = {row["kernel"]: row for row in found["kernels"]}
-    assert kernels["forward_kernel"]["launches"] == 4 and kernels["forward_kernel"]["package"] == "npu_rms_norm"
+    assert kernels["forward_kernel"]["launches"] == 6 and kernels["forward_kernel"]["package"] == "npu_rms_norm"
     for row in kernels.values():
         assert all(re.fullmatch("[0-9a-f]{64}", row["hashes"][each]) for each in ("kernel", "module", "inputs")), row
         assert row["kernel"] in page and row["hashes"]["module"] in page
@@ -114,8 +127,10 @@ def test_a_right_step_is_right_and_each_kernel_has_its_digests(judged):
 
 @pytest.mark.slow
 def test_each_planted_mistake_is_wrong_by_its_name_and_nothing_else_is(judged):
-    status, found, page, said = judged("eps", "table", "compiler")
-    assert wrong(found["layers"], "layer") == {"norms.1", "embed"}, "each layer's error is its own"
+    status, found, page, said = judged("eps", "gradient", "table", "compiler")
+    assert wrong(found["layers"], "layer") == {"norms.1", "norms.2", "embed"}, "each layer's error is its own"
+    (why,) = (row["why"] for row in found["layers"] if row["layer"] == "norms.2")
+    assert len(why) == 1 and re.match(r"the gradient of its argument \[0\]: off by 0.0001 of its norm", why[0])
     assert wrong(found["kernels"], "kernel") == {"half"}
     assert re.search(r"^norms.1, 1.2.0: wrong: its result: off by \S+ of its norm, \S+ is allowed", said, re.M)
     assert re.search(r"^half, 1.2.0: wrong: (?:.*; )?the compiler of about CANN 9.1 \(1.2.0\) is wrong: ", said, re.M)
@@ -127,7 +142,7 @@ def test_each_planted_mistake_is_wrong_by_its_name_and_nothing_else_is(judged):
 def test_a_wrong_formula_is_right_as_a_kernel_and_wrong_as_a_layer(judged):
     before = {row["kernel"]: row["hashes"] for row in judged()[1]["kernels"]}
     _, found, _, _ = judged("formula")
-    assert wrong(found["layers"], "layer") == {"norms.0", "norms.1"}
+    assert wrong(found["layers"], "layer") == {"norms.0", "norms.1", "norms.2"}
     assert wrong(found["kernels"], "kernel") == set(), "final modules compute what the text says"
     after = {row["kernel"]: row["hashes"] for row in found["kernels"]}
     differ = {kernel for kernel in before if before[kernel]["kernel"] != after[kernel]["kernel"]}
