@@ -6,9 +6,10 @@ from unittest import mock
 import lookup
 import ngrams
 import npu_tiling
+import numpy as np
 import torch
+from npu_embedding import cuda as bags_cuda
 from npu_embedding import embedding, embedding_bag
-from npu_embedding.bags import cuda as bags_cuda
 from npu_embedding.lookup import cuda_sort
 from npu_embedding.lookup.cuda_sort import GROUP, SEARCHED, Stage
 from npu_embedding.rows import Way
@@ -88,6 +89,10 @@ def mend_interpreter() -> None:
 
     interpreter._patch_lang_tensor = patched
     reduction.to_tensor = lambda self, sums, dtype: to_tensor(self, sums.astype(interpreter._get_np_dtype(dtype)), dtype)
+    # triton-ascend has a sort of its own, which its interpreter lacks.
+    interpreter.InterpreterBuilder.create_sort = lambda self, keys, axis, descending: interpreter.TensorHandle(
+        np.sort(keys.data, axis=axis), keys.dtype
+    )
 
 
 def gradient(case: lookup.Case, **options: bool) -> torch.Tensor:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from .. import reference
 from ..call import NO_ID, NO_ROW, Bags, Forward, Renormalise, Spread, check_inside, check_table, numbers, padding_row
 from ..lookup import FORWARD, LIBRARY, RENORMALISE, gradient_of_table
-from ..rows import RowShape, dense_rows, fill
+from ..rows import COPIES, RowShape, dense_rows, fill
 
 _FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 _EVERY_ID = 2**63 - 1  # as `n_total`: ids of other shards give zeros, and none gives NaN
@@ -246,20 +246,14 @@ def _table_offsets(value: Tensor | Sequence[int], indices: Tensor, offsets: Tens
 
 
 def bags(p: Plan, call: Bags) -> tuple[Slot]:
-    """[n_bags, D] in `dtype`."""
-    out = p.new(call.results()["out"])
-    if out.numel() and call.indices.numel():
-        sum_bags(p, call, out)
-    else:
-        fill(p, out, 0)
-    return (out,)
+    """[n_bags, D] in `dtype`: one launch, two where bags may be in parts. PyTorch normalises rows of several blocks."""
+    from .. import cuda
+    from . import ascend  # pages of kernels import Triton
 
-
-def sum_bags(p: Plan, call: Bags, out: Slot, name: str = "embedding bags") -> None:
-    """Adds one launch, two where bags may be in parts. PyTorch normalises rows of several blocks."""
-    from . import ascend, cuda  # pages of kernels import Triton
-
-    (n_rows, width), n = call.weight.shape, call.indices.numel()
+    out, (n_rows, width), n = p.new(call.results()["out"]), call.weight.shape, call.indices.numel()
+    if not out.numel() or not n:
+        return (fill(p, out, 0),)
+    name = "embedding bags"
     on_cuda, norm = p.chip.kind == "cuda", call.eps is not None
     weight: Any = call.weight
     steps: Any = call.row_scales
@@ -271,7 +265,7 @@ def sum_bags(p: Plan, call: Bags, out: Slot, name: str = "embedding bags") -> No
     chosen: Any
     if on_cuda:
         flags["PART"] = part
-        rule = cuda.COPIES if call.offsets is None and not part else cuda.RULES[name]
+        rule = cuda.BAGS if part or call.offsets is not None else COPIES
         chosen = cuda.norm_tiling(shape, BLOCK_M=1) if norm else cuda.bags_tiling(shape, rule)
     else:  # decoding of e4m3 takes more tiles of the Unified Buffer than all else
         flags["SINGLE"] = n == call.n_bags
@@ -281,45 +275,25 @@ def sum_bags(p: Plan, call: Bags, out: Slot, name: str = "embedding bags") -> No
     if norm and tiling.column_blocks > 1:
         (rows,) = bags(p, call._replace(eps=None, dtype=torch.float32))
         p.torch(_normalise, out, rows, call.indices, call.first_row, n_rows, call.eps, writes=[out])
-        return
+        return (out,)
     if not n_rows:  # a shard without rows; a kernel takes no tensor without elements
         weight = fill(p, p.new(Empty((1, width), weight.dtype)), 0)
         steps = None if steps is None else fill(p, p.new(Empty((1,), steps.dtype)), 0)
     weight = dense_rows(p, weight)
-    ids, sizes = _ids(p, call), _sizes(call, n_rows)
-    n_parts = 2 * math.ceil(n / part) if part else 0
-    partial: dict[str, Any] = {}
+    sizes = _sizes(call, n_rows) | {"n_total": call.n_total, "s_weight": weight.strides[0]}
+    rows = p.view(weight, weight.shape, weight.strides, dtype=torch.int8) if label else weight
+    reads = {**_ids(p, call), "p_weight": rows, "p_steps": p.contiguous(steps)}
     if on_cuda:
-        partial["p_parts"] = p.new(Empty((n_parts, width), torch.float32)) if part else None
-        partial["p_counts"] = p.new(Empty((n_parts,), torch.int32)) if part and call.mean else None
-    p.launch(
-        (cuda if on_cuda else ascend).sum_bags_kernel,
-        name,
-        tiling.grid(n_parts + call.n_bags),
-        reads={
-            **ids,
-            "p_weight": p.view(weight, weight.shape, weight.strides, dtype=torch.int8) if label else weight,
-            "p_steps": p.contiguous(steps),
-        },
-        writes={"p_out": out, **partial},
-        sizes=sizes | {"n_total": call.n_total, "s_weight": weight.strides[0]},
-    )
-    if part:
-        name += ", parts"
-        tiling = p.choose(name, cuda.parts_tiling(shape), {"MEAN": call.mean, "PART": part})
-        p.launch(
-            cuda.add_parts_kernel,
-            name,
-            tiling.grid(call.n_bags),
-            reads={"p_offsets": ids["p_offsets"], **partial},
-            writes={"p_out": out},
-            sizes={name: sizes[name] for name in ("n", "n_bags", "n_offsets", "n_each", "factor")},
-        )
+        cuda.add_sums(p, name, tiling, shape, flags, out, reads, sizes)
+    else:
+        p.launch(ascend.sum_bags_kernel, name, tiling.grid(call.n_bags), reads=reads, writes={"p_out": out}, sizes=sizes)
+    return (out,)
 
 
 def spread(p: Plan, call: Spread) -> tuple[Slot | None, Slot | None]:
     """dx [n, D] of each position where `rows`; with `weight` the gradient of sample weights, fp32 [n]."""
-    from . import ascend, cuda
+    from .. import cuda
+    from . import ascend
 
     wanted, n, width = call.results(), call.indices.numel(), call.dy.shape[-1]
     dx, norm, no_rows = p.new(wanted["dx"]), call.eps is not None, call.weight is not None and not call.weight.shape[0]

@@ -2,7 +2,7 @@
 
 With TILES bags have equally many ids, and a program takes BLOCK_M bags at a time: of each the first id, then the second. A
 tile [BLOCK_M, BLOCK_N] is fetched by a transfer for each row, and is summed, normalised and stored at once. A tile of which
-the table at hand does not have every id is taken bag by bag: see cuda.py.
+the table at hand does not have every id is taken bag by bag: see ../cuda.py.
 """
 
 from typing import Any
@@ -11,9 +11,9 @@ from npu_tiling import Tile
 from npu_tiling.budget import FP32, here
 from npu_tiling.device import tl, triton
 
+from ..cuda import bag_ends, decode, id_at, normalise, normalise_backward, spread_positions, store_zeros, sum_bag
 from ..formula import block_columns
 from ..rows import RowKernel, RowShape, RowTiling, fills_units, largest_tile, tile_rows
-from .cuda import bag_ends, decode, id_at, normalise, normalise_backward, spread_positions, store_zeros, sum_bag
 
 
 @triton.jit

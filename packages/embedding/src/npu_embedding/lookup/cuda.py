@@ -19,7 +19,6 @@ zeros in rows that get no gradient. Rows of dy are loaded a tile at a time, in t
 
 import dataclasses
 from math import ceil
-from typing import Any
 
 from npu_tiling.budget import FP32, here, power_of_two
 from npu_tiling.calls import Empty
@@ -27,9 +26,10 @@ from npu_tiling.device import tl, triton
 from npu_tiling.launch import CountTiling
 from npu_tiling.plans import Plan, Slot
 
-from ..call import NO_ID, NO_ROW, Bags
+from ..call import NO_ID
+from ..cuda import PART, ROWS_OF_DY, add_sums, bags_tiling
 from ..formula import column_block, dy_offset, load_row, store_row
-from ..rows import FLOAT, MIN_CHUNK, BlockRule, Gradient, RowShape, Way
+from ..rows import COPIES, FLOAT, MIN_CHUNK, BlockRule, Gradient, RowShape, Way
 from .cuda_sort import RULE_OF, SEARCHED, Sorted, bags_of_rows, load_keys, sorted_rows, sorted_slots
 
 
@@ -340,7 +340,6 @@ def sum_searched_kernel(
 
 
 # The fastest on an H200. Each thread moves vectors of 16 bytes.
-COPIES = BlockRule(1024, 4096, 1, "copies share nothing: a warp is a program", here())
 _SUMS = BlockRule(2048, 1024, 8, "a row is one load of all threads, and many rows are under way", here())
 _SEARCH = BlockRule(128, 4096, 4, "few columns: several programs add a row that all indices name", here())
 _PARTIALS = BlockRule(256, 4096, 4, "few columns: several programs add a run of thousands of partial sums", here())
@@ -423,33 +422,16 @@ def _sum_searched(p: Plan, gradient: Gradient, dweight: Slot) -> None:
 
 
 def _sum_repeated(p: Plan, gradient: Gradient, dweight: Slot) -> None:
-    """Adds the steps that sum a bag of rows of dy for each row of the table."""
-    from ..bags import sum_bags
-
-    found: Any = bags_of_rows(p, gradient)
-    order, starts = found
-    dy: Any = gradient.dy
-    n = gradient.indices.numel()
-    call = Bags(
-        indices=p.view(order, (n,), (1,)),
-        offsets=starts,
-        base=None,
-        sample_weights=None,
-        weight=dy,
-        row_scales=None,
-        n_bags=gradient.n_rows,
-        mean=gradient.scale_by_count,
-        factor=1.0,
-        eps=None,
-        left_out=NO_ID,
-        dtype=dweight.dtype,
-        padding_idx=NO_ROW,
-        scale_grad_by_freq=False,
-        sparse=False,
-        first_row=0,
-        n_total=n,
-    )
-    sum_bags(p, call, dweight, "embedding backward, bags")
+    """Adds the steps that sort, and sum a bag of rows of dy for each row of the table."""
+    name, n, dy = "embedding backward, bags", gradient.indices.numel(), gradient.dy
+    order, starts = bags_of_rows(p, gradient)
+    shape = RowShape(width=dy.shape[-1], itemsize=dweight.dtype.itemsize, device=p.chip)
+    flags = {"FORMAT": "", "MEAN": gradient.scale_by_count, "NORM": False, "PART": PART if n > PART else 0}
+    tiling = p.choose(name, bags_tiling(shape, ROWS_OF_DY), flags)
+    reads = {"p_index": order, "p_offsets": starts, "p_weight": dy, "p_base": None, "p_sample": None, "p_steps": None}
+    bags = {"n": n, "n_bags": gradient.n_rows, "n_offsets": gradient.n_rows + 1, "n_each": 0, "n_base": 1}
+    table = {"first_row": 0, "stop_row": n, "n_total": n, "i_padding": NO_ID, "s_weight": dy.strides[0]}
+    add_sums(p, name, tiling, shape, flags, dweight, reads, bags | table | {"factor": 1.0, "eps": 0.0})
 
 
 def _sum_sorted(p: Plan, gradient: Gradient, dweight: Slot, indices: Sorted) -> None:

@@ -12,7 +12,7 @@ With NORM a bag has one id, and with x = factor step weight, r = 1 / sqrt(mean(x
     out = r x      dx = factor r (dy - out mean(dy out))
 
 Sums are fp32, rounded once. Bags are taken one by one, BLOCK_N columns at a time. On CUDA these are the kernels, which stand
-here with their tables of blocks; those of Ascend (ascend.py) fall back on the same functions.
+here with their tables of blocks; those of Ascend (bags/ascend.py) fall back on the same functions.
 
 CUDA's kernel sums a bag of more than PART ids in parts of PART ids, which count from the start of the bag, and a second
 launch adds the sums of the parts in order. So a sum depends on no other bag. No program knows how many parts the bags before
@@ -21,22 +21,20 @@ of at most two long bags begin. One is that of the bag with the window's first p
 sums. The other is the first part of the bag with the window's last position, and has row 2 c + 1.
 """
 
+from collections.abc import Mapping
 from math import ceil
+from typing import Any
 
 from npu_tiling.budget import here, power_of_two
+from npu_tiling.calls import Empty
 from npu_tiling.device import tl, triton
 from npu_tiling.launch import CountTiling
+from npu_tiling.plans import Plan, Slot
 
-from ..lookup.cuda import COPIES
-from ..rows import BlockRule, RowShape
+from .rows import COPIES, FLOAT, INT32, BlockRule, RowShape
 
 BAGS = BlockRule(256, 4096, 1, "several rows of a bag are under way at a time, and are added in order", here())
-RULES = {
-    "embedding bags": BAGS,
-    "embedding backward, bags": BlockRule(
-        512, 4096, 1, "a row of the table is a bag of rows of dy, most of them short", here()
-    ),
-}
+ROWS_OF_DY = BlockRule(512, 4096, 1, "a row of the table is a bag of rows of dy, most of them short", here())
 
 _UNDER_WAY = 16  # rows of a bag at most, however narrow
 # Ids of a part. On an H200 (2026-11-30) 20,000 ids in 4,096 bags, one of them of 3,620, of 100000 x 1024 bf16 take .0343 ms;
@@ -409,4 +407,34 @@ def norm_tiling(shape: RowShape, **blocks: int) -> CountTiling:
         warps=max(1, min(_NORM_WARPS, columns // _NORM_WARP_COLUMNS)),
         why="a row is a block: its squares are added in one program",
         decided_at=here(),
+    )
+
+
+def add_sums(
+    p: Plan,
+    name: str,
+    tiling: CountTiling,
+    shape: RowShape,
+    flags: Mapping[str, Any],
+    out: Slot,
+    reads: Mapping[str, Any],
+    sizes: Mapping[str, Any],
+) -> None:
+    """Adds the launch that sums bags into `out` and, with PART, the one that adds the sums of parts. flags: the first's."""
+    n_parts = 2 * ceil(sizes["n"] / flags["PART"]) if flags["PART"] else 0
+    parts = p.new(Empty((n_parts, shape.width), FLOAT)) if n_parts else None
+    partial = {"p_parts": parts, "p_counts": p.new(Empty((n_parts,), INT32)) if n_parts and flags["MEAN"] else None}
+    grid = tiling.grid(n_parts + sizes["n_bags"])
+    p.launch(sum_bags_kernel, name, grid, reads=reads, writes={"p_out": out, **partial}, sizes=sizes)
+    if not n_parts:
+        return
+    name += ", parts"
+    tiling = p.choose(name, parts_tiling(shape), {key: flags[key] for key in ("MEAN", "PART")})
+    p.launch(
+        add_parts_kernel,
+        name,
+        tiling.grid(sizes["n_bags"]),
+        reads={"p_offsets": reads["p_offsets"], **partial},
+        writes={"p_out": out},
+        sizes={size: sizes[size] for size in ("n", "n_bags", "n_offsets", "n_each", "factor")},
     )
