@@ -28,7 +28,6 @@ NAMES = {
     "BLOCK_N": "sources of a tile; columns of partial sums",
     "BLOCK_S": "layers of a tile",
     "BLOCK_D": "columns of a tile",
-    "CHUNKS": "tiles of columns that are a row",
     "STAGES": "tiles under way",
     "ALIGNED": "distances in a table of blocks are multiples of 16 elements, or there is no table",
     "BY_TOKEN": "statistics are [tokens, sources], else [sources, tokens]",

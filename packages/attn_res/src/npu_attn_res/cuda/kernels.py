@@ -180,11 +180,10 @@ def attn_res_forward_sources_kernel(
     p_count, p_prefix, p_x, p_new_prefix, p_append,
     others,  # a list's blocks after the first, a tuple; None: there is no list, or it is in the table
     n_slots, n_tokens, s_block, s_token, eps, norm_eps, s_prefix, s_x, s_new_prefix,
-    D: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr, CHUNKS: tl.constexpr,  # BLOCK_D * CHUNKS >= D
-    STAGES: tl.constexpr, ALIGNED: tl.constexpr,
+    D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """h, its RMSNorm and the statistics, from one read of every source; a tile has several sources of a token."""
+    CHUNKS: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
     g = ()
     for i in tl.static_range(CHUNKS):
         g = g + (load_chunk(p_query, i, D, BLOCK_D) * load_chunk(p_norm, i, D, BLOCK_D),)

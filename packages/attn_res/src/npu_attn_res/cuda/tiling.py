@@ -154,10 +154,7 @@ TURNS = 2  # as in cuda/kernels.py
 SCRATCH_BYTES = 1024  # of shared memory, that reductions over warps take at most
 _COOPERATING_SCRATCH_BYTES = 8192  # the same where programs share a token: six sums, and numbers of the next token
 
-_FORWARD = Kernel(
-    "attn_res_forward_sources_kernel",
-    ("D", "BLOCK_N", "BLOCK_D", "CHUNKS", "STAGES", "ALIGNED"),
-)
+_FORWARD = Kernel("attn_res_forward_sources_kernel", ("D", "BLOCK_N", "BLOCK_D", "STAGES", "ALIGNED"))
 _BACKWARD = Kernel(
     "attn_res_backward_sources_kernel",
     ("D", "BLOCK_N", "BLOCK_D", "STAGES", "HELD", "ALIGNED"),
@@ -204,7 +201,6 @@ class CudaTiling(TokenTiling):
         shape = self.shape
         return {
             "BLOCK_N": self.block_n,
-            "CHUNKS": self.chunks,
             "STAGES": self.stages,
             "HELD": self.way is Way.IN_REGISTERS,
             "SHARE": self.cooperating,
