@@ -165,9 +165,9 @@ class Spread(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of dx: wider than dy's where dx is no row of dy, for the table's gradient is rounded once."""
-        exact = self.eps is not None or (self.sample_weights is None and not self.mean and self.factor == 1)
-        return self.dy.dtype if exact else statistics_dtype(self.dy.dtype)
+        """Of dx: wider than dy's in means and weighted sums, for the table's gradient is rounded once."""
+        is_narrow = self.eps is not None or (self.sample_weights is None and not self.mean)
+        return self.dy.dtype if is_narrow else statistics_dtype(self.dy.dtype)
 
     def results(self) -> dict[str, Empty | None]:
         """dx [n, D] and dsample [n] in fp32; None for what is not asked for."""

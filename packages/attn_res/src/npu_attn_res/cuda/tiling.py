@@ -133,7 +133,7 @@ MAX_CORE_WARPS, WARP_COLUMNS, MAX_COLUMNS = 16, 512, 8192
 # on an H100 with four warps, .061 with one.
 FORWARD_LOOPS = (
     # columns  sources  per_warp  per_core   stages
-    Loop(2048,   2,       1024,    ALL_TILES, STAGES,     "", here()),
+    Loop(2048,   4,       2048,    ALL_TILES, STAGES,     "", here()),
     Loop(4096,   2,       2048,    ALL_TILES, STAGES,     "8192 x 8 x 4096: .149 forward", here()),
     Loop(8192,   2,       4096,    ALL_TILES, STAGES,     "4096 x 8 x 7168: .135 forward", here()),
     Loop(16384,  1,       1024,    1,         STAGES + 1, "2048 x 8 x 16384: .162 forward", here()),

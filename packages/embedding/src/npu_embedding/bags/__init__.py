@@ -400,7 +400,8 @@ class _Bags(Function):
             if same and call.eps is None:
                 each = ids.numel() // call.n_bags
                 factor = call.factor / each if call.mean else call.factor
-                dx = dy if factor == 1 else dy.to(statistics_dtype(dy.dtype)) * factor  # the gradient is rounded once
+                wide = statistics_dtype(dy.dtype) if call.mean else dy.dtype  # models round rows that are scaled, too
+                dx = dy if factor == 1 else dy.to(wide) * factor
                 if each > 1:  # [each, n_bags, D], of which every part is dy
                     dx, ids = dx.expand(each, *dx.shape), ids.view(call.n_bags, each).t()
             else:
