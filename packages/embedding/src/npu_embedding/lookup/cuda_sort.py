@@ -3,9 +3,9 @@
 A key is the row of the table that an index names. An index outside the table, or of the padding row, has the key `n_rows`,
 the last. `sorted` [n] are the keys in ascending order, `order` [n] says where each stood; equal keys stay in their order.
 
-The first launch sorts groups of GROUP indices. Each launch after it makes one run of
-several sorted runs: it searches each key in every other run of its set, and its place is the sum of the places it would have
-in each. The last such launch takes all runs for one set.
+The first launch sorts groups of GROUP indices. Each launch after it makes one run of several sorted runs: it searches each
+key in every other run of its set, and its place is the sum of the places it would have in each. The last such launch takes
+all runs for one set; it marks the rows that indices name, or finds where the indices of each row begin.
 """
 
 from math import ceil, inf
