@@ -123,7 +123,7 @@ def test_partial_sums_are_added_by_these():
     bags = {"tokens": 96, "vocabulary": 300, "width": 30000, "bag": 4, "mode": "sum", "per_sample_weights": True}
     wide = adders("npu_embedding", B4, **bags)
     assert wide == {"spread_bags_kernel": "PyTorch's sum", "sum_rows_kernel": "add_partials_kernel"}
-    assert adders("npu_embedding", H200, tokens=4096, vocabulary=300, width=64) == {
+    assert adders("npu_embedding", H200, tokens=4096, vocabulary=3000, width=64) == {
         "sum_sorted_kernel": "add_partials_kernel"
     }
     product = ("cross_entropy_product_kernel", "cross_entropy_product_again_kernel")
