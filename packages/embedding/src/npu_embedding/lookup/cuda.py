@@ -12,6 +12,8 @@ A run that crosses several leaves partial sums: a head in each chunk that it ent
 begins; a second launch adds the heads of a run, then its tail, in one fixed order. Sums are fp32, rounded once. Every row of
 dweight is stored once.
 
+Gradient of indices that repeat: the sorted positions of a row are a bag of rows of dy, which the kernels of bags sum.
+
 Gradient of few indices, in one launch without a sort: there is a program for each place in the indices and each block of
 columns. It sums the row that its index names if that index is the row's first one; otherwise it ends. Further programs store
 zeros in rows that get no gradient. Rows of dy are loaded a tile at a time, in the order of the indices.
