@@ -22,7 +22,7 @@ from math import ceil, prod
 from typing import Any
 
 from npu_tiling import Device, Tile, UnifiedBufferError, fit, footprint, persistent_grid
-from npu_tiling.budget import FP32, INT32_END, Block, equal_blocks, here, power_of_two, round_up
+from npu_tiling.budget import FP32, INT32_END, Block, equal_blocks, here, power_of_two, round_up, row_options
 from npu_tiling.calls import Empty
 from npu_tiling.device import tl, triton
 from npu_tiling.launch import Tiling
@@ -330,7 +330,7 @@ class KeysTiling(Tiling):
 
     @property
     def options(self) -> dict[str, int]:
-        return {"num_warps": _WARPS} if self._is_cuda else {}
+        return row_options(self.block_n, _WARPS) if self._is_cuda else {}
 
     @property
     def ub_bytes(self) -> int:
