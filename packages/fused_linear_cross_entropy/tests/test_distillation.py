@@ -143,7 +143,7 @@ def test_of_the_largest_only_what_counts_is_read(device, dtype):
     assert ignored.any()
     spoilt[0][ignored], spoilt[1][ignored], spoilt[2][ignored] = 999, torch.nan, torch.nan
     spoilt[1][1, 2, 3] = torch.nan
-    spoilt[0][1, 3, 3], spoilt[1][1, 3, 3] = 7, -torch.inf
+    spoilt[0][1, 3, 3], spoilt[1][1, 3, 3] = -1, -torch.inf
     for options in ({"reduction": "none"}, {"hard_weight": 0.5}):
         found = []
         for some, log_some, each in ((ids, log_q, weights), spoilt):
@@ -319,8 +319,14 @@ def test_a_target_outside_the_vocabulary(device):
     pair = tuple(each.to(device.torch) for each in teacher[:2])
     assert linear_distillation_loss(*tensors, teacher=pair).isfinite()  # it only counts
     if device.name == "cpu":
+        tensors[2][1] = 8
+        assert linear_distillation_loss(*tensors, teacher=pair, hard_weight=1.0).isfinite()
+        tensors[2][1] = 9  # of a call that is like one before
         with pytest.raises(IndexError, match=r"target\[1\] is 9 and must be from 0 to 8"):
             linear_distillation_loss(*tensors, teacher=pair, hard_weight=1.0)
+        ids = torch.tensor([[1, 2], [3, -9], [5, 6], [7, 8]])
+        with pytest.raises(IndexError, match=r"teacher_top_k\[0\]\[1, 1\] is -9 and must be from 0 to 8"):
+            linear_distillation_loss(*tensors[:2], teacher_top_k=(ids, -torch.ones(4, 2)))
     else:
         rows = linear_distillation_loss(*tensors, teacher=pair, hard_weight=1.0, reduction="none")
         assert rows.isnan().tolist() == [False, True, False, False]

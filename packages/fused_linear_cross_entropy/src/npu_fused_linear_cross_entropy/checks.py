@@ -39,7 +39,7 @@ from .call import (
     replaced,
     whole_shape,
 )
-from .tokens import are_counted, check_columns_early
+from .tokens import are_counted
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
@@ -334,7 +334,7 @@ def checked_teacher(teacher: Any, teacher_probs: Any, teacher_top_k: Any) -> Tea
 
 
 def check_distillation(call: Distillation) -> None:
-    """Types, dtypes, shapes and devices, and targets on a CPU."""
+    """Types, dtypes, shapes and devices."""
     x, weight, target, bias, options = call.x, call.weight, call.target, call.bias, call.options
     teacher_x, teacher_weight, teacher_bias = call.teacher_x, call.teacher_weight, call.teacher_bias
     teacher_probs = call.teacher_probs
@@ -355,11 +355,8 @@ def check_distillation(call: Distillation) -> None:
         if not teacher_probs.is_floating_point():
             raise TypeError(f"teacher_probs is {teacher_probs.dtype} and must be floating point.")
     check_hard_weight(target, options)
-    if target is None:
-        return
-    check_target(target, x, options)
-    if options.hard_weight:
-        check_columns_early("target", target, options)
+    if target is not None:
+        check_target(target, x, options)
 
 
 def check_hard_weight(target: Tensor | None, options: DistillationOptions) -> None:

@@ -32,7 +32,15 @@ from ..checks import (
 )
 from ..log_probs import linear_log_probs
 from ..operator import DISTILLATION
-from ..tokens import are_columns, are_counted, check_counted, checked_token_weight, of_counted_tokens, total_weight
+from ..tokens import (
+    are_columns,
+    are_counted,
+    check_columns_early,
+    check_counted,
+    checked_token_weight,
+    of_counted_tokens,
+    total_weight,
+)
 
 # Options of a distillation that `linear_log_probs` has too.
 _SCORES = ("ignore_index", "softcap", "logit_scale", "accum_dtype", "chunk_tokens", "memory_budget", "sequence_parallel")
@@ -250,7 +258,7 @@ def distill_top_k(
     arguments.shape("teacher_top_k[0]", ids, (*whole_shape(x, options), *ids.shape[-1:]))
     arguments.shape("teacher_top_k[1]", log_q, ids.shape)
     check_hard_weight(target, options)
-    live = are_counted(ids, ignored)
+    live = are_counted(ids, ignored) & (log_q != -torch.inf)
     if target is None:
         counted = torch.ones(ids.shape[:-1], dtype=torch.bool, device=ids.device)
     else:
@@ -259,6 +267,7 @@ def distill_top_k(
         live = live & counted.unsqueeze(-1)
         each = None if each is None else torch.where(counted, each, 0.0)
     ids, log_q = torch.where(live, ids.long(), ignored), torch.where(live, log_q.detach(), -torch.inf)
+    check_columns_early("teacher_top_k[0]", ids, options)
     scores: dict[str, Any] = {name: getattr(options, name) for name in _SCORES} | {
         **scored,
         **dict(zip(Part._fields, part, strict=True)),

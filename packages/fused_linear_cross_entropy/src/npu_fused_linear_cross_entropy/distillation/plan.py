@@ -32,7 +32,7 @@ from torch import Tensor
 from .. import matmul
 from ..call import NO_COLUMN, Distillation, DistillationBackward, DistillationOptions, is_unfinished
 from ..decide import Task, choose_distillation
-from ..head import Head, cast, flat, linear, part, shape_of, transposed, whole_rows
+from ..head import Head, cast, check_columns, flat, linear, part, shape_of, transposed, whole_rows
 from ..tokens import are_columns, are_counted, total_weight, typical_size
 
 # fp16 gradients of logits are at most about the first; their sums over tokens, the weight's gradient, stay this much larger.
@@ -41,6 +41,8 @@ _ENLARGED, _ENLARGED_SUMS = 256.0, 16.0
 
 def forward(p: Plan, call: Distillation) -> tuple[Any, ...]:
     """The loss and its two parts, three gradients and the factors that these lack."""
+    if call.options.hard_weight:
+        check_columns(p, "target", call.target, call.options)
     has_gradients = any(call.needs)
     losses, facts, gradients, unfinished = _run(p, call, Task.LOSS_AND_GRADIENTS if has_gradients else Task.LOSS, None)
     results = call.results()
