@@ -1,6 +1,7 @@
 """`patch` without transformers: what is left alone and why. What it does is tested with transformers, in tests/."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -160,6 +161,28 @@ def test_rows_of_logits_and_nested_heads_are_known(make, keep_logits):
         compiled = torch.compile(ours, backend="eager")(ids, labels=ids)
     torch.testing.assert_close(compiled.loss, expected.loss)
     assert torch.equal(ours.eval()(ids, labels=ids).logits, expected.logits)
+
+
+@pytest.mark.parametrize("make", [model, *OF_ROWS.values()], ids=["plain", *OF_ROWS])
+def test_a_call_in_another_thread_is_one_of_its_own(make):
+    """In the midst of a fused call the model is evaluated, and trained, elsewhere."""
+    ours = make()
+    ids = torch.randint(VOCABULARY, (2, 7))
+    expected = ours(ids, labels=ids)
+    patch(ours)
+    embed, found = ours.base.forward, []
+
+    def elsewhere(ids):
+        ours.base.forward = embed
+        with ThreadPoolExecutor(1) as others:
+            found.append(others.submit(lambda: (ours(ids), ours(ids, labels=ids))).result())
+        return embed(ids)
+
+    ours.base.forward = elsewhere
+    torch.testing.assert_close(ours(ids, labels=ids).loss, expected.loss)
+    ((evaluated, trained),) = found
+    assert torch.equal(evaluated.logits, expected.logits)
+    torch.testing.assert_close(trained.loss, expected.loss)
 
 
 @pytest.mark.parametrize("autocast", [False, True])

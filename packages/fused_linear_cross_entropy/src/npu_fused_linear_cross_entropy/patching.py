@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -386,16 +387,15 @@ class _Product(NamedTuple):
 class _Patched(Derived):
     options: _Options
     made: _Logits
-    _fuses_now: bool
-    _product: _Product | None
-    _npu_state = {"_fuses_now": False, "_product": None}
+    _products: dict[int, _Product | None]  # of the calls that are fused now, by their threads
+    _npu_state = {"_products": dict}
 
     def _keep(self, head: Any, hidden: Tensor) -> Any:
         """Stands in for the head in a fused call: rows or a column in place of the logits, unless they are kept."""
         product = _Product(hidden, head.weight, head.bias)
         if self.made.in_forward:
             return _Rows(hidden, head.weight.shape[0], functools.partial(self._loss_of_rows, product), head)
-        self._product = product
+        self._products[_thread()] = product
         with torch.no_grad():
             return head(hidden) if self.options.keep_logits else hidden[..., :1]
 
@@ -425,8 +425,9 @@ class _Patched(Derived):
         **keywords: Any,
     ) -> Any:
         labels = shift_labels if labels is None else labels
-        assert self._product is not None and labels is not None
-        hidden, weight, bias = self._product
+        product = self._products[_thread()]
+        assert product is not None and labels is not None
+        hidden, weight, bias = product
         return causal_lm_loss(
             hidden,
             weight,
@@ -448,7 +449,7 @@ def _patched(known: type[Any], *options: Any) -> type[nn.Module]:
     getter = inspect.getattr_static(known, "loss_function").fget
 
     def loss_function(self: Any) -> Any:
-        if self._fuses_now:
+        if _thread() in self._products:
             return self._fused_loss
         return getter(self) if _is_getter(known, getter) else inspect.getattr_static(known, "loss_function").__get__(self)
 
@@ -460,7 +461,7 @@ def _patched(known: type[Any], *options: Any) -> type[nn.Module]:
         "__module__": known.__module__,  # with its name, what transformers writes into a config and looks up
         "__qualname__": known.__qualname__,
     }
-    if not made.eager_alone:
+    if "." not in made.head:
         attributes[made.head] = property(_head_of)
     return derived(known.__name__, (_Patched, known), attributes, _patched, known, *options)
 
@@ -477,12 +478,17 @@ def _stand_in(model: Any, head: Any) -> _Head:
 
 def _head_of(self: Any) -> Any:
     head = self._modules[self.made.head]
-    return _stand_in(self, head) if self._fuses_now else head
+    return _stand_in(self, head) if _thread() in self._products else head
+
+
+@as_constant
+def _thread() -> int:
+    return threading.get_ident()
 
 
 @contextlib.contextmanager
 def _with_stand_in(model: Any) -> Iterator[None]:
-    """The model with another head in its place."""
+    """The model with another head in its place, which is inside another module."""
     *path, name = model.made.head.split(".")
     modules = model.get_submodule(".".join(path))._modules
     head = modules[name]
@@ -500,15 +506,15 @@ def _with_fused_loss(known: type[Any]) -> Any:
         if not _fuses(self, known, given):
             return known.forward(self, *arguments, **keywords)
         as_dict = given.pop("return_dict", None)
-        self._fuses_now = True
+        self._products[_thread()] = None
         try:
-            if self.made.eager_alone:
+            if "." in self.made.head:
                 with _with_stand_in(self):
                     outputs = known.forward(self, **given, return_dict=True)
             else:
                 outputs = known.forward(self, **given, return_dict=True)
         finally:
-            self._fuses_now, self._product = False, None
+            del self._products[_thread()]
         with torch.no_grad():
             logits = _with_logits(outputs["logits"]) if self.options.keep_logits else _tell_of_logits(known.__name__)
         outputs = type(outputs)(**{**outputs, "logits": logits})

@@ -204,7 +204,8 @@ def _give_class(module: nn.Module, given: type[nn.Module]) -> None:
     for name in ("forward", *getattr(type(module), "_npu_state", ())):  # of the class before
         vars(module).pop(name, None)
     module.__class__ = given
-    vars(module).update(getattr(given, "_npu_state", {}))  # there before a compiler looks, or it compiles again
+    state = getattr(given, "_npu_state", {}).items()
+    vars(module).update({name: make() for name, make in state})  # there before a compiler looks, or it compiles again
 
 
 class _Watched(NamedTuple):
