@@ -2,6 +2,7 @@
 
 import banks
 import depth
+import numpy as np
 import pytest
 import torch
 from npu_attn_res import attn_res, attn_res_bank
@@ -89,8 +90,9 @@ def test_a_list_and_a_bank_are_the_same(device, n_blocks):
     blocks = [block.contiguous() for block in bank[:, :n_blocks].unbind(1)]
     listed = attn_res_bank(blocks, None, prefix, *weights, return_weights=True)
     banked = attn_res_bank(bank, n_blocks, prefix, *weights, return_weights=True)
-    for one, other in zip(listed, banked, strict=True):
-        assert torch.equal(one, other)
+    first = attn_res_bank([*bank.unbind(1)], np.int64(n_blocks), prefix, *weights, return_weights=True)
+    for one, other, another in zip(listed, banked, first, strict=True):
+        assert torch.equal(one, other) and torch.equal(one, another)
 
 
 @pytest.mark.parametrize("append", [False, True], ids=["", "appended"])

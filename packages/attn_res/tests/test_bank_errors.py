@@ -48,6 +48,7 @@ BAD = {
 def test_bad_arguments_are_named(device, message):
     bank, prefix, x, query, rms_weight, _ = banks.tensors(device)
     given = {"bank": bank, "n_blocks": 3, "prefix": prefix, "query": query, "rms_weight": rms_weight, "layer_output": x}
+    attn_res_bank(**given | {"n_blocks": None})  # a call like a right one is not checked again
     change, kind = BAD[message]
     with pytest.raises(kind, match=message):
         attn_res_bank(**change(given))

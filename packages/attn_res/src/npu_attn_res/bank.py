@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from npu_tiling import arguments
 from npu_tiling.dispatch import are_transforms_active, can_bypass_dispatcher, needs_gradient
 from npu_tiling.dtensor import is_distributed
 from torch import Tensor
@@ -17,8 +18,7 @@ from .operator import FORWARD, UPDATE, count_as_written, has_versions, versions_
 from .records import AttnResResult, Forward
 from .reference import scaled_query, softmax
 
-_ALL = -1  # no number of blocks
-_COUNTS = (int, type(None), Tensor)  # types of n_blocks whose value the record has
+_COUNTS = (int, type(None), Tensor)  # types of n_blocks
 _KINDS = (Tensor, list, tuple)  # types of banks whose calls are recognised
 
 
@@ -77,6 +77,8 @@ def attn_res_bank(
     Source: "Attention Residuals", arXiv 2603.15031.
     """
     bank = as_blocks(bank)
+    if not isinstance(n_blocks, _COUNTS):
+        n_blocks = arguments.whole("n_blocks", n_blocks, or_none=True)
     call = Forward(
         blocks=(),
         device_count=n_blocks if isinstance(n_blocks, Tensor) else None,
@@ -86,7 +88,7 @@ def attn_res_bank(
         rms_weight=rms_weight,
         output_rms_weight=output_rms_weight,
         stacked=isinstance(bank, Tensor),
-        n_blocks=n_blocks if isinstance(n_blocks, int) else -1,
+        n_blocks=0,
         eps=rms_eps,
         norm_eps=rms_eps if output_rms_eps is None else output_rms_eps,
         dtype=output_dtype,
@@ -95,7 +97,7 @@ def attn_res_bank(
     reads_alone = append is in_place is False and type(scale) is float and scale == 1.0 and type(bank) in _KINDS
     results = None
     if reads_alone and type(n_blocks) in _COUNTS:
-        results = FORWARD.again("attn_res_bank", _with_blocks(call, bank))
+        results = FORWARD.again("attn_res_bank", _with_blocks(call, bank, n_blocks))
     new_prefix = prefix
     if results is not None:
         h, y, total, score, *_ = results
@@ -117,7 +119,8 @@ def attn_res_bank(
             run = functools.partial(attn_res_bank, n_blocks=n_blocks, rms_eps=rms_eps, scale=scale)
             run = functools.partial(run, output_dtype=output_dtype, output_rms_eps=output_rms_eps, **flags)
             return with_prefix_of_parts(run, {"prefix": prefix, "layer_output": layer_output}, weights, bank)
-        call = _with_blocks(call, bank)._replace(query=scaled_query(query, scale), eps=rms_eps, norm_eps=output_rms_eps)
+        call = _with_blocks(call, bank, n_blocks)
+        call = call._replace(query=scaled_query(query, scale), eps=rms_eps, norm_eps=output_rms_eps)
         call = call._replace(append=append, in_place=replaces)
         if written:
             h, y, new_prefix, score = _write(call, bank, written, recorded)
@@ -128,11 +131,12 @@ def attn_res_bank(
     return AttnResResult(h, y if output_rms_weight is not None else None, new_prefix, alpha)
 
 
-def _with_blocks(call: Forward, bank: Any) -> Forward:
-    """The record with the blocks of a bank, and with their number where the call gives none."""
+def _with_blocks(call: Forward, bank: Any, n_blocks: int | Tensor | None) -> Forward:
+    """The record with the blocks of a bank that count, all where the number is None or on the device."""
     blocks = [bank.movedim(-2, 0)] if call.stacked and bank.dim() > 1 else [bank] if call.stacked else bank
-    n_blocks = count_blocks(blocks, stacked=call.stacked) if call.n_blocks == _ALL else call.n_blocks
-    return call._replace(blocks=blocks, n_blocks=n_blocks)
+    if n_blocks is None or isinstance(n_blocks, Tensor):
+        return call._replace(blocks=blocks, n_blocks=count_blocks(blocks, stacked=call.stacked))
+    return call._replace(blocks=blocks if call.stacked else blocks[:n_blocks], n_blocks=n_blocks)
 
 
 def _write(

@@ -43,7 +43,7 @@ def ngram_embedding(
 ) -> Tensor:
     """Rows of a table that n-grams of tokens name by a hash, several heads for each length of n-gram from 2.
 
-        token_k[i] = ids[i - k], or fill where it, or an id between the two, is EOS
+        token_0[i] = ids[i]        token_k[i] = ids[i - k], or fill where it, or an id between the two, is EOS
         row_h[i] = offsets[h] + (XOR over k < n of token_k[i] * multipliers[k]) mod sizes[h]
         out[i] = table[row_0[i]], ..., table[row_H-1[i]], concatenated (mode "concat") or added (mode "sum")
 
@@ -66,7 +66,7 @@ def ngram_embedding(
         history: [..., ngram_size - 1], in ids' dtype: the ids before `ids`, to decode with.
         mode: "concat" or "sum" (in fp32, rounded once).
         mix: "xor" or "sum" of the products.
-        fill: the id in place of EOS and what stands before it; None: EOS.
+        fill: the id in place of an EOS before token i, and of what stands before it; None: EOS.
         sparse: the gradient of `table` is a sparse tensor, as with `embedding`.
 
     Returns:
