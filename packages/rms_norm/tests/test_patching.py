@@ -160,6 +160,11 @@ class WithConstantEpsNorm(Norm):
         return (hidden_states * torch.rsqrt(hidden_states.pow(2).mean(-1, keepdim=True) + 1e-5)) * self.weight
 
 
+class OfClampedRowsNorm(Norm):
+    def forward(self, hidden_states):
+        return super().forward(hidden_states.clamp(-65504.0, 65504.0))
+
+
 class OverTokensNorm(Norm):
     """Of four dimensions, otherwise than of three."""
 
@@ -173,6 +178,7 @@ class OverTokensNorm(Norm):
         HalvedNorm(64),
         OfConstantRowsNorm(64),
         WithConstantEpsNorm(64),
+        OfClampedRowsNorm(64),
         OverTokensNorm(64),
         GatedNorm(64, "qwen3_next", "gelu"),
         nn.LayerNorm(64, bias=False),

@@ -413,11 +413,12 @@ class _Probe:
         )
 
     def _numbers(self, dtypes: Dtypes) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """x, a weight and a gate, the same every time; rows from 1e-3, where eps counts, to 30."""
+        """x, a weight and a gate, the same every time; rows from 1e-3, where eps counts, to 30, and one past fp16's range."""
         self._generator.manual_seed(0)
         options: dict[str, Any] = {"generator": self._generator, "dtype": torch.float32}
         x, gate = (torch.randn(self._shape, **options) for _ in range(2))
         x *= 10 ** (4.5 * torch.rand((*self._shape[:-1], 1), **options) - 3)
+        x[-1, -1] *= 100 if dtypes[0] == torch.float16 else 1e9
         weight = torch.randn(self._width, **options)
         own = dtypes[1] or dtypes[0]
         return (
