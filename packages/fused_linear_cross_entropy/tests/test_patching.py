@@ -289,6 +289,25 @@ def test_head_with_hooks_is_left():
     assert "lm_head" in patch(found).left[0].text
 
 
+class WrapperForCausalLM(nn.Module):
+    """As PEFT's: what it does not have it asks its model for."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.inner, name)
+
+
+def test_the_model_inside_a_wrapper_of_its_name_is_known():
+    report = patch(WrapperForCausalLM(model()))
+    assert [each.name for each in report.replaced] == ["inner"] and not report.left
+
+
 def test_other_modules_are_none_of_its_business():
     report = patch(nn.Sequential(nn.Linear(4, 4), nn.Embedding(4, 4)))
     assert report.replaced == report.left == ()

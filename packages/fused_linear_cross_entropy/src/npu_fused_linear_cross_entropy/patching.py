@@ -92,8 +92,11 @@ def _recognise(module: nn.Module, options: _Options) -> Replacement | str | None
     is_called_so = known.__name__.endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel"))
     if isinstance(module, _Patched):
         return "it is patched already"
-    if not is_called_so or not hasattr(module, "loss_function"):
-        return f"{_UNKNOWN}: it has no loss_function" if is_called_so else None
+    if not is_called_so:
+        return None
+    own = inspect.getattr_static(module, "loss_function", None)
+    if own is None and "loss_function" not in module._modules:  # PEFT's wrapper has that of the model inside
+        return None if hasattr(module, "loss_function") else f"{_UNKNOWN}: it has no loss_function"
     if reason := obstacle(module):
         return reason
     head = getattr(module, "get_output_embeddings", lambda: getattr(module, "lm_head", None))()
@@ -106,7 +109,7 @@ def _recognise(module: nn.Module, options: _Options) -> Replacement | str | None
     made: _Logits | str
     if reason := _other_loss(known, module.loss_function):
         made = reason
-    elif not isinstance(inspect.getattr_static(known, "loss_function"), property):
+    elif not isinstance(own, property):
         made = f"{_UNKNOWN}: its loss_function is no property, as transformers has it"
     elif isinstance(made := probe.logits(), str):
         made = f"{_UNKNOWN}: {made}"
