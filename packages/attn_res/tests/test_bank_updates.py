@@ -170,8 +170,14 @@ def test_a_prefix_that_a_backward_needs_must_stay(device):
 CHANGES = ["a block", "all", "a view"]
 
 
+APPENDS = {"an earlier append": (slice(None), slice(None), 1), "of other rows": (slice(1, None), slice(None), 1)}
+APPENDS["of later blocks"] = (slice(None), slice(1, None), 0)
+
+
 @pytest.mark.parametrize(
-    ("changed", "counted"), [*product(CHANGES, [False, True]), ("an earlier append", False)], ids=lambda value: f"{value}"
+    ("changed", "counted"),
+    [*product(CHANGES, [False, True]), *product(APPENDS, [False])],
+    ids=lambda value: f"{value}",
 )
 def test_blocks_that_a_backward_needs_must_stay(device, changed, counted):
     """As any tensor that autograd keeps, though appends behind them are no error. `counted`: n_blocks is on the device."""
@@ -183,8 +189,9 @@ def test_blocks_that_a_backward_needs_must_stay(device, changed, counted):
     second.output.sum().backward(retain_graph=True)
     first.output.sum().backward(retain_graph=True)
     with torch.no_grad():
-        if changed == "an earlier append":
-            attn_res_bank(memory, 1, prefix, *weights, append=True)
+        if changed in APPENDS:
+            rows, blocks, n_blocks = APPENDS[changed]
+            attn_res_bank(memory[rows, blocks], n_blocks, prefix[rows], *weights, append=True)
         else:
             {"a block": memory[:, 0], "all": memory, "a view": memory.view(-1)[:1]}[changed].add_(1)
     for found in (second, first):
@@ -198,7 +205,9 @@ def test_banks_in_one_memory_are_appended_to_apart(device):
     both = torch.stack([bank.detach().nan_to_num()] * 2)
     found = attn_res_bank(both[0], 3, prefix, *weights)
     attn_res_bank(both[1], 0, prefix, *weights, append=True)
-    found.output.sum().backward()
+    of_rows = attn_res_bank(both[1, 1:], 2, prefix[1:], *weights)
+    attn_res_bank(both[1, :1], 1, prefix[:1], *weights, append=True)
+    (found.output.sum() + of_rows.output.sum()).backward()
 
 
 def test_checkpointed_layers_may_append_to_a_bank_that_is_no_argument(device):

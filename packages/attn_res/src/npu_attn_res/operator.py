@@ -187,6 +187,7 @@ class ReadBlocks:
     def __init__(self, blocks: Tensor, n_blocks: int | None) -> None:
         """For blocks [capacity, ..., D]. With n_blocks of 0 no write is an error. None: on the device; no append is one."""
         self._blocks, self._n_blocks = blocks.detach(), n_blocks  # of the same version
+        self._place = None if n_blocks is None else _place(self._blocks[:n_blocks].movedim(0, -2))
         self._others = self._count_others()
 
     def check(self) -> None:
@@ -201,9 +202,9 @@ class ReadBlocks:
 
     def _count_others(self) -> int:
         """Versions of the bank that are no appends behind these blocks."""
-        others, own = self._blocks._version, _place(self._blocks, 0)
-        for (bank, block), versions in _appends(self._blocks).items():
-            if bank != own or block is None or self._n_blocks is None or block >= self._n_blocks:
+        others = self._blocks._version
+        for place, versions in _appends(self._blocks).items():
+            if place is None or self._place is None or not _overlap(place, self._place):
                 others -= versions
         return others
 
@@ -218,22 +219,35 @@ def versions_noted(bank: Tensor, n_blocks: int | Tensor | None) -> Iterator[None
     version = bank._version
     is_again = is_backward()
     block = n_blocks if isinstance(n_blocks, int) and not is_again else None
+    place = None if block is None else _place(bank.detach().narrow(-2, block, 1))
     try:
         yield
     finally:  # a checkpoint leaves by an error, once it has what it needs
-        _appends(bank)[_place(bank, -2), block] += bank._version - version
+        _appends(bank)[place] += bank._version - version
 
 
 def _appends(bank: Tensor) -> Counter[Any]:
-    """Versions that were appends, by the bank and the block, of all banks in one memory; they live as long as that does."""
+    """Versions that were appends, by the place of the block, of all banks in one memory; they live as long as that does."""
     memory = vars(bank.untyped_storage())
     found: Counter[Any] = memory.setdefault("npu_attn_res_appends", Counter())
     return found
 
 
-def _place(bank: Tensor, dim: int) -> tuple[Any, int]:
-    """Tells banks in one memory apart, where blocks are at dimension `dim`."""
-    return bank.storage_offset(), bank.stride(dim)
+def _place(blocks: Tensor) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Where blocks [..., n, D] lie in their memory: the offset, and each dimension's stride and size."""
+    return blocks.storage_offset(), tuple(zip(blocks.stride(), blocks.shape, strict=True))
+
+
+def _overlap(one: Any, other: Any) -> bool:
+    """Whether blocks at two places share memory. Of banks with other strides, they are taken not to."""
+    (first, dims), (second, others) = one, other
+    if [stride for stride, _ in dims] != [stride for stride, _ in others]:
+        return False
+    for (stride, size), (_, other_size) in sorted(zip(dims, others, strict=True), reverse=True):
+        (i, first), (j, second) = divmod(first, max(stride, 1)), divmod(second, max(stride, 1))
+        if i + size <= j or j + other_size <= i:
+            return False
+    return True
 
 
 def has_versions(bank: Tensor) -> bool:
