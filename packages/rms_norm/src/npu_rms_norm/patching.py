@@ -413,7 +413,7 @@ class _Probe:
         )
 
     def _numbers(self, dtypes: Dtypes) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """x, a weight and a gate, the same every time; rows from 1e-3, where eps counts, to 30, and one past fp16's range."""
+        """x, a weight and a gate, the same every time; rows from 1e-3, where eps counts, to 30, one past fp16's range."""
         self._generator.manual_seed(0)
         options: dict[str, Any] = {"generator": self._generator, "dtype": torch.float32}
         x, gate = (torch.randn(self._shape, **options) for _ in range(2))
