@@ -5,9 +5,13 @@ import ngrams
 import npu_offline
 import pytest
 import torch
-from npu_embedding import EmbeddingBag, embedding
+from npu_embedding import EmbeddingBag, embedding, embedding_bag, ngram_embedding
+from npu_embedding.bags import ascend as bags_page
 from npu_embedding.bags.ascend import BAG_TILES, BAGS, SPREAD_TILES
+from npu_embedding.lookup import ascend as lookup_page
+from npu_embedding.lookup import ascend_sort as lookup_sort
 from npu_embedding.lookup.ascend import GATHER, SUMS
+from npu_embedding.ngram import ascend as ngram_page
 from npu_embedding.ngram.ascend import NGRAM, NGRAM_SUM
 from npu_tiling import UnifiedBufferError
 from npu_tiling import launch as launcher
@@ -86,7 +90,26 @@ def test_rows_that_no_launch_has_whole_are_normalised_by_pytorch(npu_refuse):
     torch.testing.assert_close(found_gradient, gradient, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kernel", ["sort_runs_kernel", "merge_runs_kernel", "gather_rows_kernel"])
+WEIGHT, IDS = torch.randn(64, 32, requires_grad=True), torch.arange(20000) % 64
+LAUNCHED = {  # every kernel, and a call that launches it
+    "gather_rows_kernel": lambda: embedding(IDS, WEIGHT),
+    **dict.fromkeys(
+        ("sort_runs_kernel", "merge_runs_kernel", "sum_rows_kernel", "add_partials_kernel"),
+        lambda: embedding(IDS, WEIGHT).sum().backward(),
+    ),
+    "find_slots_kernel": lambda: embedding(IDS, WEIGHT, sparse=True).sum().backward(),
+    "sum_bags_kernel": lambda: embedding_bag(IDS.view(-1, 4), WEIGHT),
+    "spread_bags_kernel": lambda: embedding_bag(IDS, WEIGHT, IDS[:60]).sum().backward(),
+    "ngram_rows_kernel": lambda: ngram_embedding(IDS, WEIGHT, [3, 5], [31], [0], eos=0, ngram_size=2),
+}
+
+
+def test_every_kernel_is_launched_here():
+    pages = (lookup_page, lookup_sort, bags_page, ngram_page)
+    assert {name for page in pages for name in vars(page) if name.endswith("_kernel")} == {*LAUNCHED}
+
+
+@pytest.mark.parametrize("kernel", LAUNCHED)
 def test_a_launch_that_has_no_smaller_one_says_which_and_what_to_do(monkeypatch, kernel):
     """And not what a compiler says."""
     real = launcher.Launcher.__call__
@@ -98,8 +121,7 @@ def test_a_launch_that_has_no_smaller_one_says_which_and_what_to_do(monkeypatch,
 
     monkeypatch.setattr(launcher.Launcher, "__call__", call)
     monkeypatch.setattr(launcher, "replaced", {})
-    weight = torch.randn(64, 32, requires_grad=True)
     said = r"not even its smallest tile runs: .*Tiling\(.* overflows the Unified Buffer .* Take a CANN"
     with npu_offline.emulate("Ascend910B4"), pytest.raises(UnifiedBufferError, match=said) as raised:
-        embedding(torch.arange(20000) % 64, weight).sum().backward()
+        LAUNCHED[kernel]()
     assert OVERFLOW in str(raised.value.__cause__) or OVERFLOW in str(raised.value.__cause__.__cause__)
