@@ -58,6 +58,22 @@ def test_losses_and_gradients_are_torchs(device, what, reduction, dtype):
         assert (one.cpu().double() - other).norm() <= 4 * unit * other.norm()
 
 
+def test_gradients_of_confident_rows_are_rounded_once(device):
+    """Where p is nearly q, each rounded by itself would leave little of their difference."""
+    generator = torch.Generator().manual_seed(5)
+    target, weight = torch.arange(16), torch.randn(50, 64, generator=generator).bfloat16()
+    x = (0.12 * weight[target].float() + 0.02 * torch.randn(16, 64, generator=generator)).bfloat16()
+    wide = [each.double().requires_grad_() for each in (x, weight)]
+    exact = torch.autograd.grad(torch.nn.functional.cross_entropy(wide[0] @ wide[1].t(), target), wide)
+    errors = []
+    for given in (target, torch.nn.functional.one_hot(target, 50).bfloat16()):
+        leaves = [losses.leaf(each, device.torch) for each in (x, weight)]
+        found = torch.autograd.grad(fused_linear_cross_entropy(*leaves, given.to(device.torch)), leaves)
+        errors.append([(one.cpu().double() - other).norm() for one, other in zip(found, exact, strict=True)])
+    for of_indices, of_probabilities in zip(*errors, strict=True):
+        assert of_probabilities <= 1.5 * of_indices
+
+
 def test_one_hot_targets_are_indices(device):
     case = losses.make(TOKENS, 32, 123, torch.float32)
     x, weight, target = (tensor.to(device.torch) for tensor in (case.x, case.weight, case.target))

@@ -377,8 +377,8 @@ def backward_of_targets(p: Plan, call: ProbabilityTargetGradients) -> tuple[Any,
                     some, into, of_rows = (part(p, each, piece) for each in (logits, gradient, factors))
                     given = (some, part(p, probs, piece), weight, of_rows, options)
                     of_targets = p.torch(_gradient_of_targets, *given, makes=Empty(some.shape, own.dtype))
-                    on.gradient(p, some, None, options, into, part(p, own, piece, 1), None)
-                    p.torch(torch.Tensor.sub_, into, of_targets, writes=[into])
+                    on.gradient(p, some, None, options, some, part(p, own, piece, 1), None)
+                    p.torch(_write_difference, into, some, of_targets, writes=[into, of_targets])
             head.add(tokens, columns, gradient)
     return head.finished()
 
@@ -392,6 +392,12 @@ def _pieces(rows: int, columns: int) -> Iterator[slice]:
     """Rows of a chunk whose targets are in memory at a time."""
     count = max(1, _PIECE // columns)
     return (slice(first, min(first + count, rows)) for first in range(0, rows, count))
+
+
+def _write_difference(result: Tensor, gradient: Tensor, of_targets: Tensor) -> None:
+    """Rounds it once; the result may share the gradient's memory."""
+    torch.sub(gradient, of_targets, out=of_targets)
+    result.copy_(of_targets)
 
 
 def _targets(probs: Tensor, class_weight: Tensor | None, dtype: torch.dtype, options: Options) -> Tensor:
