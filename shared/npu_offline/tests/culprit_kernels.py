@@ -150,3 +150,75 @@ def accumulated(x, y, N: tl.constexpr):
 def summed_bytes(x, y, N: tl.constexpr):
     """y is the sum of x, which Triton 3.2 takes in int8."""
     tl.store(y, tl.sum(tl.load(x + tl.arange(0, N)), 0).to(tl.int32))
+
+
+@triton.jit
+def bare_softmax(x, y, columns, BLOCK: tl.constexpr):
+    """y is softmax(x), whose exponentials overflow."""
+    row = tl.program_id(0)
+    o = tl.arange(0, BLOCK)
+    e = tl.exp(tl.load(x + row * columns + o, mask=o < columns, other=-float("inf")))
+    tl.store(y + row * columns + o, e / tl.sum(e, 0), mask=o < columns)
+
+
+@triton.jit
+def weighted(x, v, y, N: tl.constexpr, D: tl.constexpr):
+    """y is softmax(x) @ v, whose weights are rounded to fp16 as in attention."""
+    row = tl.program_id(0)
+    b_x = tl.load(x + row * N + tl.arange(0, N)).to(tl.float32)
+    e = tl.exp(b_x - tl.max(b_x, 0))
+    b_p = (e / tl.sum(e, 0)).to(tl.float16).to(tl.float32)
+    b_v = tl.load(v + tl.arange(0, N)[:, None] * D + tl.arange(0, D)[None, :]).to(tl.float32)
+    tl.store(y + row * D + tl.arange(0, D), tl.sum(b_p[:, None] * b_v, 0).to(tl.float16))
+
+
+@triton.jit
+def squares(x, y, N: tl.constexpr, NARROW: tl.constexpr):
+    """y is the square of x, and with NARROW half of it, in fp16."""
+    o = tl.arange(0, N)
+    b_x = tl.load(x + o)
+    tl.store(y + o, b_x * b_x * 0.0625 if NARROW else b_x * b_x)
+
+
+@triton.jit
+def normalised(x, y, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """y is x without the mean of its row and divided by its deviation."""
+    i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    o = tl.arange(0, COLUMNS)[None, :]
+    inside = (i < rows) & (o < columns)
+    b_x = tl.load(x + i * columns + o, mask=inside, other=0.0)
+    b_x = b_x - tl.sum(b_x, 1)[:, None] / columns
+    b_square = tl.where(inside, b_x * b_x, 0.0)
+    tl.store(y + i * columns + o, b_x * tl.rsqrt(tl.sum(b_square, 1)[:, None] / columns + 1e-5), mask=inside)
+
+
+@triton.jit
+def joined(x, w, y, n, N: tl.constexpr):
+    """Rows of y, of 24, are rows of x, of 8, and rows of w, of 16."""
+    o = tl.program_id(0) * N + tl.arange(0, N)
+    column, row = o % 24, o // 24
+    b_x = tl.load(x + column + 8 * row, mask=(column < 8) & (o < n), other=0.0)
+    b_w = tl.load(w + column - 8 + 16 * row, mask=(column >= 8) & (o < n), other=0.0)
+    tl.store(y + o, tl.where(column < 8, b_x, b_w), mask=o < n)
+
+
+@triton.jit
+def late_blocks(x, y, M, N, BM: tl.constexpr, BN: tl.constexpr):
+    """y is half of x; two block pointers in one loop are refused, and y is to be 2 x."""
+    i = tl.program_id(0) * BM
+    p_x = tl.make_block_ptr(x, (M, N), (N, 1), (i, 0), (BM, BN), (1, 0))
+    p_y = tl.make_block_ptr(y, (M, N), (N, 1), (i, 0), (BM, BN), (1, 0))
+    for _ in range(tl.cdiv(N, BN)):
+        p_x = tl.advance(p_x, (0, BN))
+        tl.store(p_y, tl.load(p_x, boundary_check=(0, 1), padding_option="zero") / 2, boundary_check=(0, 1))
+        p_y = tl.advance(p_y, (0, BN))
+
+
+@triton.jit
+def last_product(a, b, c, K, B: tl.constexpr):
+    """c is the product of the last columns of a and rows of b, which 1.0.0 refuses; to be a @ b."""
+    o = tl.arange(0, B)
+    total = tl.zeros((B, B), tl.float32)
+    for k in range(0, K, B):
+        total = tl.dot(tl.load(a + o[:, None] * K + k + o[None, :]), tl.load(b + (k + o)[:, None] * B + o[None, :]))
+    tl.store(c + o[:, None] * B + o[None, :], total.to(tl.float16))

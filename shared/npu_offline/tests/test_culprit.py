@@ -50,6 +50,16 @@ SOFTMAX = "x=fp32:16x100 y=fp32:16x100 columns=100 BLOCK=128 --grid 16 --expect 
         ),
         ("narrow_sum x=fp16:8x1000 y=fp16:8 columns=1000 BLOCK=1024 --grid 8", "every level that ran computes the same"),
         ("online x=fp32:8x512 y=fp32:8 n_tiles=4 BLOCK=128 --grid 8 --expect y=x.logsumexp(-1)", "right: "),
+        ("bare_softmax x=fp32:8x100 y=fp32:8x100 columns=100 BLOCK=128 --grid 8 --expect y=x.softmax(-1)", KERNEL),
+        ("weighted x=fp16:64x64 v=fp16:64x32 y=fp16:64x32 N=64 D=32 --grid 64 --expect y=x.softmax(-1)@v", "right: "),
+        ("squares x=fp16:64:200..400 y=fp16:64 N=64 NARROW=False --grid 1 --expect y=x*x", "right: "),
+        ("squares x=fp16:64:200..400 y=fp16:64 N=64 NARROW=True --grid 1 --expect y=x*x/16", KERNEL),
+        (
+            "normalised x=fp32:64x768:50..60 y=fp32:64x768 rows=64 columns=768 ROWS=4 COLUMNS=1024 --grid 16"
+            " --expect y=F.layer_norm(x,(768,))",
+            "right: ",
+        ),
+        ("joined x=fp32:100x8 w=fp32:100x16 y=fp32:100x24 n=2400 N=512 --grid 5", FRONT_END),
     ],
     ids=lambda value: value.split()[0] if "=" in value else None,
 )
@@ -74,6 +84,7 @@ def test_run_says_whose_fault_it_is(call, said, capsys):
         (f"shifted x=i32:64:{ANY} y=i32:64 N=64 --grid 1", 22),
         ("quotient x=i32:64:16777216..2147483647 y=i32:64 n=3 N=64 --grid 1", 23),
         (f"gathered {GATHER}", 27),
+        ("joined x=fp32:100x8 w=fp32:100x16 y=fp32:100x24 n=2400 N=512 --grid 5", 10),
         ("summed_bytes x=i8:64:50..100 y=i32:1 N=64 --grid 1 --linalg-only --expect y=x.sum().view(1)", 24),
     ],
     ids=lambda value: value.split()[0] if isinstance(value, str) else None,
@@ -82,6 +93,39 @@ def test_a_verdict_names_the_fault_and_the_way_round(call, fault, capsys):
     newest = "" if "--linalg-only" in call else " --toolchain 1.2.0"
     main(["run", *f"{FILE}::{call}{newest}".split()])
     assert f"  perhaps compiler fault {fault}: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("late_blocks x=fp32:50x100 y=fp32:50x100 M=50 N=100 BM=16 BN=32 --grid 4 --expect y=2*x", "not run: triton-ascend"),
+        ("last_product a=fp16:32x64 b=fp16:64x32 c=fp16:32x32 K=64 B=32 --grid 1 --expect c=a@b", "1.0.0 cannot compile"),
+    ],
+)
+def test_a_wrong_kernel_is_named_also_where_a_compiler_refuses_it(call, said, capsys):
+    assert main(["run", *f"{FILE}::{call}".split()]) == 1
+    printed = capsys.readouterr().out
+    assert said in printed
+    assert re.search(rf"^\S*culprit_kernels.py:\d+:1: {KERNEL}", printed, re.MULTILINE), printed
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_an_element_that_nobody_writes_is_named_so(dtype, capsys):
+    call = f"{FILE}::doubled x={dtype}:100 y={dtype}:100 n=100 N=64 --grid 1 --linalg-only --expect y=2*x"
+    assert main(["run", *call.split()]) == 1
+    assert "36 of 100 elements of y are wrong: y[64] was not written, or read before that, must be " in (
+        " ".join(capsys.readouterr().out.split())
+    )
+
+
+def test_a_kernel_that_only_rounds_too_much_is_told_so(capsys):
+    softmax = "bare_softmax x=fp32:8x100 y=fp32:8x100 columns=100 BLOCK=128 --grid 8 --linalg-only --expect y=x.softmax(-1)"
+    assert main(["run", *f"{FILE}::{softmax}".split()]) == 1
+    printed = capsys.readouterr().out
+    assert f"{KERNEL}with numbers of up to 200: " in printed
+    assert "\n  in fp64 it is as expected: " in printed
+    assert main(["run", *f"{FILE}::softmax {SOFTMAX} OTHER=0.0 --linalg-only".split()]) == 1
+    assert "in fp64" not in capsys.readouterr().out
 
 
 @triton.jit

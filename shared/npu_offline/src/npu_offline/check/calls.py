@@ -118,8 +118,18 @@ def launches_of(
 
 
 def ttir_of(launches: Iterable[LaunchRecord]) -> dict[str, str]:
-    """The TTIR of each kernel by name, of its first launch."""
+    """The TTIR of each kernel by name, of its first launch; where triton-ascend refuses that, its first line alone."""
     first: dict[str, LaunchRecord] = {}
     for launch in launches:
         first.setdefault(launch.name, launch)
-    return {name: front_end_of(launch)[1] for name, launch in first.items()}
+    return {name: _ttir(launch) for name, launch in first.items()}
+
+
+def _ttir(launch: LaunchRecord) -> str:
+    try:
+        return front_end_of(launch)[1]
+    except OfflineError:
+        from triton.compiler.code_generator import get_jit_fn_file_line
+
+        file, line = get_jit_fn_file_line(launch.kernel)
+        return f'#loc = loc("{file}":{line}:0)'

@@ -7,6 +7,7 @@ module is what a compiler makes of the Linalg IR.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -14,7 +15,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..errors import DoesNotFitError, RaceError
+from ..errors import DoesNotFitError, OfflineError, RaceError
+from ..execute.faults import MASK_OR_STRIDE
 from ..execute.meaning.compare import unlike
 from ..launches import LaunchRecord
 from ..lint.catalogue import RULES
@@ -44,6 +46,11 @@ class Verdict:
 
     culprit: str
     text: str
+
+    @property
+    def is_right(self) -> bool:
+        """Whether what ran is as expected."""
+        return self.text.startswith("right") and not self.culprit
 
     @property
     def short(self) -> str:
@@ -116,7 +123,8 @@ def judged(
     def signs(version: str) -> dict[int, str]:
         found: dict[int, str] = {}
         for record in records():
-            found |= signs_in(record, soc, version)
+            with contextlib.suppress(OfflineError):  # it is refused, as its level says
+                found |= signs_in(record, soc, version)
         return found
 
     def again(numbers: str, level: str) -> Outcome:
@@ -159,7 +167,7 @@ def verdicts_of(
             needed = final.problem.rpartition(": ")[2]
             too_large.setdefault(f"{needed}{fitting(version)}", []).append(version)
         elif version in CANN and not final.refused and not linalg.problem:
-            text = final.problem or _unlike(final, linalg, moved, "Linalg IR")
+            text = _told(final) or _unlike(final, linalg, moved, "Linalg IR")
             if text:
                 by_text.setdefault(text + _hint(signs(version), _OF_COMPILERS), []).append(version)
     for text, versions in too_large.items():
@@ -172,15 +180,24 @@ def verdicts_of(
     without = f"; no third opinion: {meaning.problem.splitlines()[0]}" if meaning.refused else ""
     wrong = [outcome for outcome in outcomes if not outcome.ok]
     ran = [outcome for outcome in outcomes if not outcome.refused and outcome.level != MEANING]
-    if wrong:
+    if wrong and meaning.is_as_expected:
+        text = f"right: its TTIR is as expected, and {_said(wrong[0])} is no further from that than rounding moves it"
+    elif wrong:
         text = f"rounding: {_said(wrong[0])}; levels differ by no more than rounding moves this kernel"
     elif not ran:
         text = "no verdict: nothing that a chip would run could run here"
     elif expected:
-        text = "right: every level that ran is as expected"
+        text = "right: every level that ran is as expected" + _roundings(outcomes)
     else:
         text = "every level that ran computes the same; whether that is right nobody said (--expect)"
     yield Verdict("", text + without)
+
+
+def _roundings(outcomes: Sequence[Outcome]) -> str:
+    """Results that are off by more than the tolerance, and rightly so."""
+    found = dict.fromkeys((each.name, each.first) for one in outcomes for each in one.differences if each.rounded)
+    said = "".join(f"; {first}" for _, first in list(found)[:1])
+    return f"{said}: as the kernel rounds; in fp64 it is as expected" if said else ""
 
 
 def _named(versions: Sequence[str]) -> str:
@@ -198,15 +215,24 @@ def _of_ir(
     is_what_chips_compute = linalg.ok and not linalg.refused  # the expectation
     if meaning.problem or not (meaning.ok or is_what_chips_compute):
         said = f"{_said(meaning)}; its TTIR says so, as Triton itself defines it"
-        yield Verdict(KERNEL, said + ("" if meaning.problem else _hint(signs(""), _OF_LANGUAGE)))
+        if not meaning.problem:
+            said += _hint(signs(""), _OF_LANGUAGE)
+            if again(meaning.numbers, MOVED).is_as_expected:
+                said += "\n  in fp64 it is as expected: a number overflows, or a sum or a cast in between loses too much"
+        yield Verdict(KERNEL, said)
     if linalg.refused or meaning.problem:
         return
     if isinstance(linalg.error, RaceError) and isinstance(again(linalg.numbers, RACING).error, RaceError):
         yield Verdict(KERNEL, f"{linalg.problem}; its TTIR says so, as Triton itself defines it")
     elif linalg.problem:
-        yield Verdict(FRONT_END, f"{linalg.problem}; its TTIR does not{_hint(signs(VERSIONS[-1]), _OF_FRONT_END)}")
+        yield Verdict(FRONT_END, f"{_told(linalg)}; its TTIR does not{_hint(signs(VERSIONS[-1]), _OF_FRONT_END)}")
     elif text := _unlike(linalg, meaning, moved, "TTIR"):
         yield Verdict(FRONT_END, f"{text}{_hint(signs(VERSIONS[-1]), _OF_FRONT_END)}")
+
+
+def _told(outcome: Outcome) -> str:
+    """What stopped a level whose kernel is right: without the guess that it is not."""
+    return outcome.problem.partition(MASK_OR_STRIDE)[0]
 
 
 def _said(outcome: Outcome) -> str:

@@ -127,11 +127,12 @@ def random_values(seed: int = SEED, *, sign: int = 0) -> Iterator[None]:
 
     Args:
         seed: of the random numbers.
-        sign: -1 and 1: numbers below or above zero and up to 20 times as large, in place of normally distributed ones.
+        sign: -1 and 1: numbers below zero down to -20, and numbers above it of up to 200, whose exponential no fp32 holds,
+            in place of normally distributed ones.
     """
     numbers = torch.randn(_DISTINCT, generator=torch.Generator().manual_seed(seed))
     if sign:
-        numbers = sign * (4 * numbers.abs() + 0.25)
+        numbers = (40 if sign > 0 else -4) * numbers.abs() + sign * 0.25
     starts = itertools.count(0, _DISTINCT // 7)  # the first tensor has the first numbers
 
     class Filled(TorchFunctionMode):

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import torch
 
 _OUT_OF_MEMORY, _RACE, _ENDLESS, _INTERRUPTED, _APART = 2, 3, 5, 6, 7  # as in runtime.h, where 1 is an access out of bounds
+MASK_OR_STRIDE = "; its mask or a stride is wrong"
+"""A guess in a message on an access out of bounds: what follows is for a kernel whose fault that is."""
 _ACCESSES = ("read", "write", "atomic update")
 _DONE = ("read", "wrote", "updated atomically")
 
@@ -108,7 +110,7 @@ def _why(source: KernelSource, name: str, access: int, tensor: torch.Tensor | No
         return f"; {layout}{': an expanded view, whose elements share memory' if repeated else ''}"
     if not source.has_mask(name, access):
         return ""
-    return f"; its mask or a stride is wrong{f': {layout}' if layout else ''}"
+    return f"{MASK_OR_STRIDE}{f': {layout}' if layout else ''}"
 
 
 def _program(linear: int, grid: tuple[int, int, int]) -> str:

@@ -17,6 +17,7 @@ _ASSIGNED = re.compile(r"\s*(%\w+)(?::\d+)? = (?:\w|\.)+(.*)")
 _CARRIED = re.compile(r"(%\w+) = (%\w+)(?:#\d+)?")
 _POINTER = re.compile(r"!tt\.ptr|: <tensor")  # the types of pointers, and of block pointers that are made or moved
 _PLACE = re.compile(r"loc\((#loc\d*)\)\s*$")
+_ELEMENTS = re.compile(r"memref\.load .*\n *%\S+ = tensor\.insert ")  # of a tile that is loaded one by one
 _MOST = 4  # places that are named
 
 
@@ -55,10 +56,11 @@ class KernelSource:
         return bool(found) and all(len(re.findall(r"%\w+", _operands(line))) > _MASKS[access] for line in found)
 
     def loses_mask(self, argument: str) -> bool:
-        """Whether a load of an argument copies whole tiles in the Linalg IR."""
+        """Whether a load of an argument copies whole tiles, or takes every element of one, in the Linalg IR."""
         memory = f"%arg{self._names.index(argument) + RESERVED}"
         tiles = re.findall(rf"(%\S+) = memref\.reinterpret_cast {memory} ", self._linalg)
-        return any(f"memref.copy {tile}," in self._linalg for tile in tiles)
+        elements = "".join(_ELEMENTS.findall(self._linalg))
+        return any(f"memref.copy {tile}," in self._linalg or f"memref.load {tile}[" in elements for tile in tiles)
 
     def only_stores(self, argument: str) -> bool:
         """Whether the kernel stores to an argument, always with a mask, and does not load from it."""

@@ -10,7 +10,7 @@ from xdsl.ir import Operation, SSAValue
 from ..module.mlir import name_of, property_of
 from .arithmetic import LANES
 from .rules import Compiled, Rule
-from .view import copied_whole_from, integer_bits, kernel_of, pointers_of, tensor
+from .view import copied_whole_from, integer_bits, kernel_of, pointers_of, root_of, tensor
 
 _EXACT = 2**24  # integers below it are numbers of fp32
 _INT = 32  # bits: what later Tritons sum narrower integers in
@@ -133,16 +133,24 @@ def lost_start(compiled: Compiled) -> Iterator[str]:
 
 
 def dropped_mask(compiled: Compiled) -> Iterator[str]:
-    """A load whose mask is no rectangle, compares a difference, or stands beside rows that are a remainder, reads the whole
-    tile and selects afterwards: bytes behind the tensor are read (compiler fault 10). A mask that compares each axis' own
-    range, `(o_row < n_rows) & (o_col < n_cols)`, is kept."""
+    """A load whose mask is no rectangle, compares a difference, stands beside rows that are a remainder, or is of elements
+    that are loaded one by one, reads the whole tile and selects afterwards: bytes behind the tensor are read (compiler
+    fault 10). A mask that compares each axis' own range, `(o_row < n_rows) & (o_col < n_cols)`, is kept."""
     pointers = pointers_of(kernel_of(compiled.linalg))
     selected = [op.operands[1].owner for op in kernel_of(compiled.linalg).walk() if name_of(op) == "arith.select"]
-    loaded = [op.operands[0] for op in selected if isinstance(op, Operation) and name_of(op) == "bufferization.to_tensor"]
-    whole = {pointers.index(memory) for tile in loaded if (memory := copied_whole_from(tile)) in pointers}
+    loads = [memory for op in selected if isinstance(op, Operation) for memory in _loaded_whole(op)]
+    whole = {pointers.index(memory) for memory in loads if memory in pointers}
     for op, line in compiled.triton:
         if name_of(op) == "tt.load" and len(op.operands) > 1 and _argument(compiled, op.operands[0]) in whole:
             yield f"load of {compiled.subject.pointers[_argument(compiled, op.operands[0])]}: its mask is dropped{line}"
+
+
+def _loaded_whole(op: Operation) -> Iterator[SSAValue | None]:
+    """The pointer arguments that a tile is loaded from without a mask: as a whole, or its elements one by one."""
+    if name_of(op) == "bufferization.to_tensor":
+        yield copied_whole_from(op.operands[0])
+    elif property_of(op, "ExtractedLoadOrStore"):
+        yield from (root_of(each.operands[0]) for each in op.walk() if name_of(each) == "memref.load")
 
 
 def _argument(compiled: Compiled, pointer: SSAValue) -> int:

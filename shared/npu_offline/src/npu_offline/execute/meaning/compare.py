@@ -22,8 +22,8 @@ def unlike(name: str, got: Tensor, meant: Tensor, moved: Callable[[], Tensor]) -
 
     Reassociated sums, products of matrices, and functions that are rounded otherwise are no differences. How much they may
     move an element is measured: `moved` is the same launch in fp64, without rounding to the precisions that the kernel
-    names, programs in reverse order, and with other numbers where Triton leaves a number undefined. With
-    d = |meant - moved| an element may be off by
+    names, but with sums of fp32 one after another, programs in reverse order, and with other numbers where Triton leaves a
+    number undefined. With d = |meant - moved| an element may be off by
 
         4 ulp + 64 ulp of fp32 + 8 d + 32 median(d) + 32 median(d / |meant|) |meant|,  medians over the elements with d > 0;
 

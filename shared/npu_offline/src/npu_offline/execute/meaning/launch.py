@@ -63,7 +63,8 @@ def execute(
         types: Triton type by name of its arguments, constants left out.
         values: of these arguments.
         memory: of its pointers.
-        other: executes them in fp64, in reverse order, with other numbers where Triton leaves a number undefined.
+        other: executes them in fp64 but for sums of fp32, in reverse order, with other numbers where Triton leaves one
+            undefined.
     """
     import time
 
