@@ -425,3 +425,34 @@ def every_second_kernel(p_x, p_y, n, BLOCK: tl.constexpr, MASKED: tl.constexpr):
         tl.store(p_y + o, tl.load(p_x + 2 * o, mask=o < n))
     else:
         tl.store(p_y + o, tl.load(p_x + 2 * o))
+
+
+@triton.jit
+def carried_range_kernel(p_x, p_y, N: tl.constexpr, BLOCK: tl.constexpr, COUNTED: tl.constexpr):
+    """y is x, N elements. COUNTED: the loop counts blocks; else it carries their range."""
+    o = tl.arange(0, BLOCK)
+    for i in range(tl.cdiv(N, BLOCK)):
+        if COUNTED:
+            o = i * BLOCK + tl.arange(0, BLOCK)
+        b_x = tl.load(p_x + o, mask=o < N)
+        tl.store(p_y + o, b_x, mask=o < N)
+        if not COUNTED:
+            o += BLOCK
+
+
+@triton.jit
+def gathered_operand_kernel(p_a, p_b, p_y, k, n, B: tl.constexpr, REMAINDER: tl.constexpr):
+    """y is a @ b, a fp16 [B, k], b fp16 [k, n]. REMAINDER: of columns behind n the first are read; else they are masked."""
+    o = tl.arange(0, B)
+    o_col = tl.program_id(0) * B + o
+    o_from = o_col % n if REMAINDER else o_col
+    p_a += o[:, None] * k + o[None, :]
+    p_b += o[:, None] * n + o_from[None, :]
+    b_y = tl.zeros([B, B], tl.float32)
+    for i in range(tl.cdiv(k, B)):
+        b_a = tl.load(p_a, mask=o[None, :] < k - i * B, other=0.0)
+        b_b = tl.load(p_b, mask=o[:, None] < k - i * B, other=0.0)
+        b_y = tl.dot(b_a, b_b, b_y)
+        p_a += B
+        p_b += B * n
+    tl.store(p_y + o[:, None] * n + o_col[None, :], b_y, mask=(o_col < n)[None, :])

@@ -9,6 +9,7 @@ import pytest
 import torch
 import triton.language as tl
 from fault_kernels import (
+    carried_range_kernel,
     compared_mask_kernel,
     composed_operation_kernel,
     doubled_sum_kernel,
@@ -16,6 +17,7 @@ from fault_kernels import (
     dropped_scalar_rounding_kernel,
     dropped_truncation_kernel,
     every_second_kernel,
+    gathered_operand_kernel,
     helpers_of_one_name_kernel,
     larger_number_kernel,
     lost_exchange_kernel,
@@ -511,3 +513,24 @@ def test_a_stride_of_two_reads_one_element_more(masked):
         return
     with pytest.raises(npu_offline.OutOfBoundsError, match="read of 512 bytes"):  # no error: the front end no longer has it
         run(every_second_kernel, (x, y, 64), "1.2.0", final=False, BLOCK=64, MASKED=False)
+
+
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_the_mask_of_a_range_that_a_loop_carries_is_lost(toolchain, counted):
+    x = normal(128)
+    for final in (False, True):
+        y = torch.zeros(128)
+        run(carried_range_kernel, (x, y), toolchain, final, N=100, BLOCK=64, COUNTED=counted)
+        stop = 128 if final and not counted else 100
+        assert torch.equal(y, torch.where(torch.arange(128) < stop, x, 0.0)), GONE
+
+
+@pytest.mark.parametrize(("toolchain", "remainder"), [("1.0.0", True), ("1.1.0", True), ("1.1.0", False), ("1.2.0", True)])
+def test_an_operand_of_a_product_whose_columns_are_a_remainder_is_not_loaded(toolchain, remainder):
+    a, b = normal(32, 64).half(), normal(64, 32).half()
+    for final in (False, True):
+        y = torch.zeros(32, 32)
+        run(gathered_operand_kernel, (a, b, y, 64, 32), toolchain, final, B=32, REMAINDER=remainder)
+        lost = final and toolchain == "1.1.0" and remainder
+        assert torch.allclose(y, a.float() @ b.float(), atol=1e-3) != lost, GONE

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 import triton.language as tl
+from culprit_kernels import joined
 from fault_kernels import (
+    carried_range_kernel,
     compared_mask_kernel,
     composed_operation_kernel,
     larger_number_kernel,
@@ -160,6 +162,10 @@ CASES = {
         lambda: launched(remainder_rows_kernel, e(5, 24), e(16, 32), 5, 24, BLOCK_M=16, BLOCK_N=32, CUT=False),
         lambda: launched(remainder_rows_kernel, e(5, 24), e(16, 32), 5, 24, BLOCK_M=16, BLOCK_N=32, CUT=True),
     ),
+    "carried-mask": (
+        lambda: launched(carried_range_kernel, e(100), e(100), N=100, BLOCK=64, COUNTED=False),
+        lambda: launched(carried_range_kernel, e(100), e(100), N=100, BLOCK=64, COUNTED=True),
+    ),
 }  # fmt: skip
 LINES = {
     "boolean-comparison": "b_m = b_m == True",
@@ -170,6 +176,7 @@ LINES = {
     "composed-operation": "tl.exp2(b_x)",
     "lost-start": "else tl.arange(START",
     "dropped-mask": "(o_row % n_rows)[:, None] * n_cols",
+    "carried-mask": "b_x = tl.load(p_x + o, mask=o < N)",
 }  # by rule on the language, the line that its first kernel is named for
 
 
@@ -206,6 +213,12 @@ def test_a_rule_on_the_language_names_the_line(rule):
     assert [
         f.message.rpartition(":")[0].endswith(f"(fault_kernels.py:{line}") for f in lint_kernel(launch) if f.rule == rule
     ] == [True]
+
+
+def test_a_mask_of_elements_that_are_loaded_one_by_one_is_dropped():
+    launch = launched(joined, e(100, 8), e(100, 16), e(100, 24), 2400, N=512)
+    found = [each.message.partition(":")[0] for each in lint_kernel(launch) if each.rule == "dropped-mask"]
+    assert found == ["load of x", "load of w"]
 
 
 @pytest.mark.parametrize(("given", "said"), [(tl.int8, "tl.sum of int8 ("), (tl.int16, "tl.sum of int16 (")])
@@ -275,7 +288,7 @@ def calls():
 @pytest.mark.parametrize(
     ("kernel", "dtype", "status", "said"),
     [
-        ("square_wide", "bfloat16", 0, "5 launches, 23 rules, 0 findings"),
+        ("square_wide", "bfloat16", 0, "5 launches, 24 rules, 0 findings"),
         ("square_narrow", "bfloat16", 1, "mulf on a tensor of 8192 bf16"),
         ("square_suppressed", "bfloat16", 0, "a test of suppressions"),
         (

@@ -65,15 +65,16 @@ _OF_LANGUAGE = {24}  # faults: what this Triton means is not what later ones do
 _OF_FRONT_END = {10, 11, 13, 16, 18, 20, 27, 30}
 _OF_COMPILERS = set(range(1, 100)) - _OF_FRONT_END
 _MOST = 2  # faults that are named
-_SIGNS = {  # in a TTIR, of faults that no rule of lint looks for, with the way round
-    13: ("tt.mulhiui", "product halves of 16 bits"),
-    16: ("tt.atomic_cas", "compare what it returns with the new value"),
-    18: ("boundaryCheck = array<i32: [0-9]>", "check every axis: boundary_check=(0, 1)"),
-    8: ("arith.fptosi .* to .*i8", "cast to int32 between"),
-    14: ("tt.atomic_rmw fadd", "store what is summed, and sum it later"),
-    17: ("tt.dot", "rows that divide the tile"),
-    9: ("scf.while", "a for loop"),
-    2: ("arith.truncf", "round the bits with integer arithmetic"),
+_SIGNS = {  # in a TTIR, of faults that no rule of lint looks for, with the way round, and the compilers that have it
+    13: ("tt.mulhiui", "multiply halves of 16 bits", VERSIONS),
+    16: ("tt.atomic_cas", "compare what it returns with the new value", VERSIONS),
+    18: ("boundaryCheck = array<i32: [0-9]>", "check every axis: boundary_check=(0, 1)", VERSIONS),
+    8: ("arith.fptosi .* to .*i8", "cast to int32 between", VERSIONS),
+    14: ("tt.atomic_rmw fadd", "store what is summed, and sum it later", ("1.1.0", "1.2.0")),
+    33: (r"(?s)arith.remsi [^\n]* tensor.*tt.dot", "mask the columns, in place of a remainder", ("1.1.0",)),
+    17: ("tt.dot", "let the tile divide the rows, or select behind the product", VERSIONS),
+    9: ("scf.while", "write a for loop", ("1.0.0",)),
+    2: ("arith.truncf", "round the bits with integer arithmetic", ("1.0.0",)),
 }
 
 
@@ -95,9 +96,9 @@ def signs_in(record: LaunchRecord, soc: str, toolchain: str) -> dict[int, str]:
         if number:
             found.setdefault(int(number[1]), f"{finding.message}. {about}")
     _, ttir, _ = front_end_of(record)
-    for fault, (sign, instead) in _SIGNS.items():
-        if re.search(sign, ttir):
-            found.setdefault(fault, f"write {instead}")
+    for fault, (sign, instead, versions) in _SIGNS.items():
+        if toolchain in versions and re.search(sign, ttir):
+            found.setdefault(fault, instead)
     return found
 
 

@@ -145,6 +145,34 @@ def dropped_mask(compiled: Compiled) -> Iterator[str]:
             yield f"load of {compiled.subject.pointers[_argument(compiled, op.operands[0])]}: its mask is dropped{line}"
 
 
+def carried_mask(compiled: Compiled) -> Iterator[str]:
+    """A mask that compares a range which a loop carries, `o += BLOCK`, with a constant is lost: the last tile is whole, and
+    rows behind are read and written (compiler fault 32). Make the range in the loop, `i * BLOCK + tl.arange(0, BLOCK)`, or
+    compare with an argument."""
+    for op, line in compiled.triton:
+        if name_of(op) == "arith.cmpi" and tensor(op.results[0]) and _is_mask(op.results[0]):
+            makers = {"" if maker is None else name_of(maker) for maker in map(_maker, op.operands)}
+            if makers == {"scf.for", "arith.constant"}:
+                yield f"a range that a loop carries is compared with a constant{line}"
+
+
+def _maker(value: SSAValue) -> Operation | None:
+    """What makes a tensor before it is broadcast: an operation, or the loop that carries it."""
+    while isinstance(value.owner, Operation) and name_of(value.owner) in _VIEWS[1:]:
+        value = value.owner.operands[0]
+    return value.owner if isinstance(value.owner, Operation) else value.owner.parent_op()
+
+
+def _is_mask(value: SSAValue) -> bool:
+    """Whether a load or a store takes it."""
+    users = [use.operation for use in value.uses]
+    return any(
+        name_of(user) in ("tt.load", "tt.store")
+        or (name_of(user) in (*_VIEWS[1:], "arith.andi") and _is_mask(user.results[0]))
+        for user in users
+    )
+
+
 def _loaded_whole(op: Operation) -> Iterator[SSAValue | None]:
     """The pointer arguments that a tile is loaded from without a mask: as a whole, or its elements one by one."""
     if name_of(op) == "bufferization.to_tensor":
@@ -179,4 +207,5 @@ RULES = (
     Rule("composed-operation", composed_operation),
     Rule("lost-start", lost_start),
     Rule("dropped-mask", dropped_mask),
+    Rule("carried-mask", carried_mask),
 )

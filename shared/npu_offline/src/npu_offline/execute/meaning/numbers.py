@@ -77,8 +77,8 @@ class Numbers:
     def __init__(self, *, other: bool = False) -> None:
         """
         Args:
-            other: compute in fp64 without rounding, but for sums of fp32, and let what is undefined be other numbers: how far
-                results move says how much rounding and what is undefined may move them.
+            other: compute in fp64 without rounding, but for sums of fp32, and let what is undefined be other numbers: how
+                far results move says how much rounding and what is undefined may move them.
         """
         self.other = other
 
