@@ -57,8 +57,9 @@ def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     fetch = commands.add_parser("fetch", help="install compiler versions into the cache folder")
     fetch.add_argument("versions", nargs="*", metavar="VERSION", help=f"of {', '.join(compilers.VERSIONS)} (all)")
     fetch.set_defaults(run=_fetch)
-    named = words[0] if words and words[0] in _COMMANDS else ""
-    for name in [named] if named else [*_COMMANDS, "maintenance"]:
+    modules = {**{name: name for name in _COMMANDS}, "doctor": "maintenance", "cache": "maintenance"}
+    named = modules.get(words[0]) if words else None
+    for name in [named] if named else dict.fromkeys(modules.values()):
         importlib.import_module(f".commands.{name}", __package__).add_parser(commands)
     return parser
 

@@ -6,7 +6,7 @@ import dataclasses
 import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
 import npu_tiling
@@ -19,6 +19,7 @@ from ..toolchain.compilers import supported
 from .calls import Call, launches_of
 from .stopped import is_refusal
 
+_FEW = 6  # compilations
 _MOST_TRIED = 12  # compilations for one kernel
 
 
@@ -138,15 +139,27 @@ def run_all(jobs: Sequence[Job], workers: int | None = None, *, every_chip: bool
     groups: dict[object, list[Job]] = {}
     for job in jobs:
         groups.setdefault(job if every_chip else _what_matters(job), []).append(job)
-    # Not forked: the compiler's front end has started threads in this process.
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers or len(os.sched_getaffinity(0)), mp_context=spawn) as pool:
+    with new_pool(len(groups), workers) as pool:
         pending = {pool.submit(run, group[0]): group for group in groups.values()}
         for future in as_completed(pending):
             result = future.result()
             for job in pending[future]:
                 report = result.report and dataclasses.replace(result.report, soc=job.soc)
                 yield dataclasses.replace(result, job=job, report=report)
+
+
+def new_pool(tasks: int, workers: int | None = None) -> Executor:
+    """What runs compilations in parallel: threads, where they are so few that starting a process takes longer.
+
+    Args:
+        tasks: how many there are.
+        workers: at a time; None for one per core.
+    """
+    workers = workers or len(os.sched_getaffinity(0))
+    if workers == 1 or tasks <= _FEW:
+        return ThreadPoolExecutor(workers)
+    # Not forked: the compiler's front end has started threads in this process.
+    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
 
 
 def _what_matters(job: Job) -> object:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +13,7 @@ from ..lint.rules import Finding, Subject, subject_of
 from ..lint.suppressions import suppressions_of
 from ..toolchain.compilers import supported
 from .calls import Call, launches_of
+from .compilation import new_pool
 
 
 @dataclass(frozen=True)
@@ -64,18 +63,14 @@ def load(calls: Sequence[Call], socs: Iterable[str], toolchains: Sequence[str]) 
 def examine_all(package: Package, workers: int | None = None) -> Iterator[Examined]:
     """Apply the rules to every subject; results come as they are ready."""
     suppressions = package.suppressions()
-    for subject, (findings, problem) in _results(package.subjects, workers or len(os.sched_getaffinity(0))):
+    for subject, (findings, problem) in _results(package.subjects, workers):
         reasons = [(finding, suppressions.get((finding.kernel, finding.rule))) for finding in findings]
         suppressed = [(finding, reason) for finding, reason in reasons if reason is not None]
         yield Examined(subject, [finding for finding, reason in reasons if reason is None], suppressed, problem)
 
 
-def _results(subjects: Sequence[Subject], workers: int) -> Iterator[tuple[Subject, tuple[list[Finding], str]]]:
-    if workers == 1:
-        yield from ((subject, _examine(subject)) for subject in subjects)
-        return
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=spawn) as pool:
+def _results(subjects: Sequence[Subject], workers: int | None) -> Iterator[tuple[Subject, tuple[list[Finding], str]]]:
+    with new_pool(len(subjects), workers) as pool:
         pending = {pool.submit(_examine, subject): subject for subject in subjects}
         for future in as_completed(pending):
             yield pending[future], future.result()

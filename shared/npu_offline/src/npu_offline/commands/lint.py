@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from .. import check
-from ..check.linting import Examined, as_json, examine_all, load, unused
 from ..errors import OfflineError
-from ..lint import RULES
 from ..toolchain import compilers as toolchains
 from .options import add_target, soc_name
 from .output import new_console, print_finding, progress, write_json
 
 if TYPE_CHECKING:
+    from ..check.linting import Examined
     from . import Subparsers
 
 SOCS = ("Ascend910B4", "Ascend950PR_957b")
@@ -38,6 +37,9 @@ def add_parser(commands: Subparsers) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from ..check.linting import as_json, examine_all, load, unused
+    from ..lint import RULES
+
     console = new_console()
     calls = check.load_calls(options.target, given=options.given, grid=options.grid)
     if options.call:

@@ -14,13 +14,12 @@ from .. import check
 from ..errors import OfflineError, ToolchainMissingError, UnsupportedError
 from ..launches import LaunchRecord, describe_tile
 from ..module.operations import PIPES, Pipe
-from ..timing.instructions import unit_of
-from ..timing.model import Timing, time_launch
-from ..timing.simulation import Event
 from .options import add_what_to_time, assumptions, where_of
 from .output import new_console, progress, write_json
 
 if TYPE_CHECKING:
+    from ..timing.model import Timing
+    from ..timing.simulation import Event
     from . import Subparsers
 
 _EVENTS = 20_000
@@ -50,6 +49,8 @@ def add_parser(commands: Subparsers) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from ..timing.model import time_launch
+
     console = new_console()
     loaded = check.load_calls(options.target, given=options.given, grid=options.grid)
     calls = [call for call in loaded if options.call in call[0]]
@@ -120,6 +121,8 @@ def chrome_trace(timings: Sequence[Timing]) -> dict[str, object]:
 
 
 def _trace_event(event: Event, process: int, thread: int) -> dict[str, object]:
+    from ..timing.instructions import unit_of
+
     begin, length = event.start * 1e6, (event.end - event.start) * 1e6
     amount = {unit_of(event.pipe): event.amount}
     place = {"pid": process, "tid": thread}

@@ -12,11 +12,11 @@ from rich.table import Table
 
 from .. import check
 from ..errors import OfflineError
-from ..tune.search import Candidate, Tuned, search
 from .options import add_what_to_time, assumptions, where_of
 from .output import new_console, progress, write_json
 
 if TYPE_CHECKING:
+    from ..tune.search import Candidate, Tuned
     from . import Subparsers
 
 MARGIN = 0.05  # a choice may be slower than the best candidate by this share
@@ -40,6 +40,8 @@ def add_parser(commands: Subparsers) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from ..tune.search import search
+
     console = new_console()
     loaded = check.load_calls(options.target, "sized_calls", options.given, options.grid)
     calls = [call for call in loaded if options.call in call[0]]
