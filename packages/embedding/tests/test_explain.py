@@ -4,6 +4,7 @@ import lookup
 import pytest
 import torch
 from npu_embedding import embedding, embedding_bag, explain
+from npu_embedding.rows import Way
 
 from testing.operators import *  # noqa: F403
 
@@ -45,6 +46,18 @@ def test_the_gradient_of_few_indices_is_one_launch_on_cuda(tokens, launches):
     kernels = [launch.kernel for launch in found.launches if launch.direction == "backward"]
     assert len(kernels) == launches and (kernels == ["sum_searched_kernel"]) == (tokens <= 1024)
     assert not found.calls
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "options", "way"),
+    [(300, {}, Way.REPEATED), (4000, {}, Way.RANKED), (300, {"bag": 4, "mode": "sum"}, Way.RANKED)],
+)
+def test_the_launches_that_sort_name_the_way_that_runs(vocabulary, options, way):
+    found = explain(tokens=2500, vocabulary=vocabulary, width=64, chip="H200", backward=True, **options)
+    sorts = [each for each in found.launches if each.kernel in ("sort_groups_kernel", "rank_runs_kernel")]
+    assert {each.way for each in sorts} == {str(way)}
+    sums = "sum_bags_kernel" if way is Way.REPEATED else "sum_sorted_kernel"
+    assert sums in [each.kernel for each in found.launches if each.direction == "backward"]
 
 
 def test_pytorchs_sort_stands_between_the_launches():

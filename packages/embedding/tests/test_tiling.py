@@ -176,7 +176,7 @@ def test_a_search_takes_all_indices_at_once_and_its_rows_of_zeros_fit_the_bits_o
 
 def test_stages_make_one_run_of_sorted_groups():
     for n_rows, wide in ((1, False), (2**22 - 2, False), (2**22 - 1, True), (2**30, True)):
-        sort = cuda_sort.sort_tiling(GPU, n_rows)
+        sort = cuda_sort.sort_tiling(cuda_sort.WAYS[0], GPU, n_rows)
         assert (2 ** sort.constants["LOG"], sort.constants["WIDE"]) == (cuda_sort.GROUP, wide)
         assert sort.grid(5 * cuda_sort.GROUP) == 5
     for n in (1, 600, 16384, 16385, 40000, 131072):
@@ -185,7 +185,7 @@ def test_stages_make_one_run_of_sorted_groups():
         assert [stage.run for stage in stages[1:]] == [stage.places for stage in stages[:-1]]
         assert [stage.runs == 0 for stage in stages] == [False] * (len(stages) - 1) + [True]
         for stage in stages:
-            launch = stage.tiling(GPU)
+            launch = stage.tiling(cuda_sort.WAYS[0], GPU)
             assert 2 ** launch.constants["STEPS"] == stage.run
             assert stage.run % launch.constants["BLOCK_M"] == 0
             assert launch.grid(5 * stage.run) * launch.constants["BLOCK_M"] == 5 * stage.run

@@ -71,11 +71,11 @@ class RowShape:
 
 
 class Way(Enum):
-    """How equal indices are brought next to each other for the gradient. torch.sort sorts row numbers."""
+    """How equal indices are brought next to each other for the gradient."""
 
     SEARCHED = "one kernel sums, each program of which looks through all indices"
     RANKED = "two kernels sort: groups of indices, then each index in the other groups"
-    REPEATED = "two kernels sort as many do, and say where each row's indices begin: a row sums a bag of rows of dy"
+    REPEATED = "two kernels sort, and find where each row's indices begin: each row sums its bag of rows of dy"
     MERGED = "two kernels sort: runs of indices, then four sorted runs to one until one is left"
     SORTED = "torch.sort sorts rows of the table"
 

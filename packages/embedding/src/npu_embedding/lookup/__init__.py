@@ -65,7 +65,7 @@ def backward(p: Plan, call: Backward) -> tuple[Slot, Slot | None]:
     page: Any = cuda if p.chip.kind == "cuda" else ascend
     if not call.sparse:
         if dweight.numel() and n:
-            page.backward(p, gradient, dweight, choose(n, call.n_rows, dweight.shape[-1], p.chip).way)
+            page.backward(p, gradient, dweight, choose(n, call.n_rows, dweight.shape[-1], p.chip))
         else:
             fill(p, dweight, 0)
         return dweight, None
@@ -88,7 +88,7 @@ def renormalise_(p: Plan, call: Renormalise) -> tuple[()]:
 
 
 def choose(indices: int, rows: int, width: int, chip: Device) -> Rule:
-    """The way to a gradient: the first rule of the chip's table that so many indices, rows of the table and columns match.
+    """The first rule of the chip's table of ways that matches these numbers.
 
     Raises:
         ValueError: there are more indices, or the table has more rows, than any way takes (Ascend).

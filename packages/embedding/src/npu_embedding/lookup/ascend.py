@@ -40,7 +40,7 @@ from ..rows import (
     RowKernel,
     RowShape,
     RowTiling,
-    Way,
+    Rule,
     fills_units,
     largest_tile,
     tile_rows,
@@ -381,8 +381,8 @@ def slots_tiling(device: Device) -> CountTiling:
     )
 
 
-def backward(p: Plan, gradient: Gradient, dweight: Slot, way: Way) -> None:
-    """Adds the steps that write dweight [n_rows, D]; there is one way."""
+def backward(p: Plan, gradient: Gradient, dweight: Slot, rule: Rule) -> None:
+    """Adds the steps that write dweight [n_rows, D]. There is one rule."""
     _sum_runs(p, gradient, dweight, *sorted_keys(p, gradient), KEY_OF_ROW_0)
 
 

@@ -31,7 +31,7 @@ from npu_tiling.plans import Plan, Slot
 from ..call import NO_ID
 from ..cuda import PART, ROWS_OF_DY, add_sums, bags_tiling
 from ..formula import column_block, dy_offset, load_row, store_row
-from ..rows import COPIES, FLOAT, MIN_CHUNK, BlockRule, Gradient, RowShape, Way
+from ..rows import COPIES, FLOAT, MIN_CHUNK, BlockRule, Gradient, RowShape, Rule, Way
 from .cuda_sort import RULE_OF, SEARCHED, Sorted, bags_of_rows, load_keys, sorted_rows, sorted_slots
 
 
@@ -394,14 +394,16 @@ def _zero_columns(shape: RowShape, warps: int) -> int:
     return min(power_of_two(shape.width), _ZEROS_COLUMNS * warps)
 
 
-def backward(p: Plan, gradient: Gradient, dweight: Slot, way: Way) -> None:
-    """Adds the steps that write dweight [n_rows, D]."""
-    if way is Way.SEARCHED:
+def backward(p: Plan, gradient: Gradient, dweight: Slot, rule: Rule) -> None:
+    """Adds the steps that write dweight [n_rows, D] by a rule."""
+    if rule.way is Way.REPEATED and gradient.dy.dim() == 3:  # the kernels of bags read rows at one stride
+        rule = RULE_OF[Way.RANKED]
+    if rule.way is Way.SEARCHED:
         _sum_searched(p, gradient, dweight)
-    elif way is Way.REPEATED and gradient.dy.dim() == 2:
-        _sum_repeated(p, gradient, dweight)
+    elif rule.way is Way.REPEATED:
+        _sum_repeated(p, gradient, dweight, rule)
     else:
-        _sum_sorted(p, gradient, dweight, sorted_rows(p, gradient, way))
+        _sum_sorted(p, gradient, dweight, sorted_rows(p, gradient, rule))
 
 
 def sum_slots(p: Plan, gradient: Gradient, values: Slot, slot: Slot, order: Slot) -> None:
@@ -423,10 +425,10 @@ def _sum_searched(p: Plan, gradient: Gradient, dweight: Slot) -> None:
     )
 
 
-def _sum_repeated(p: Plan, gradient: Gradient, dweight: Slot) -> None:
+def _sum_repeated(p: Plan, gradient: Gradient, dweight: Slot, rule: Rule) -> None:
     """Adds the steps that sort, and sum a bag of rows of dy for each row of the table."""
     name, n, dy = "embedding backward, bags", gradient.indices.numel(), gradient.dy
-    order, starts = bags_of_rows(p, gradient)
+    order, starts = bags_of_rows(p, gradient, rule)
     shape = RowShape(width=dy.shape[-1], itemsize=dweight.dtype.itemsize, device=p.chip)
     flags = {"FORMAT": "", "MEAN": gradient.scale_by_count, "NORM": False, "PART": PART if n > PART else 0}
     tiling = p.choose(name, bags_tiling(shape, ROWS_OF_DY), flags)

@@ -26,9 +26,9 @@ from ..rows import INT8, INT32, INT64, Gradient, Rule, Way, fill, sorted_numbers
 SEARCHED, _SEARCHED_ELEMENTS = 1024, 2**18
 RANKED = 131072  # the most indices that kernels of our own sort
 
-# The first row that holds runs. RANKED and SORTED, the gradient of n rows of 160 on an H200 (2026-11-30): 65536 .038 and
-# .068 ms, 131072 .068 and .093, 262144 .134 and .129. REPEATED and RANKED, with 4 indices a row: 16384 of 768 .024 and .031,
-# 32768 of 4096 .112 and .108; with 2 .032 and .030, .142 and .119.
+# The first row that matches is taken. Gradients on an H200, ms (2026-11-30): of n rows of 160, RANKED and SORTED,
+# 65536 .038 and .068, 131072 .068 and .093, 262144 .134 and .129; with 4 indices a row of the table, REPEATED and RANKED,
+# 16384 of 768 .024 and .031, 32768 of 4096 .112 and .108; with 2 .032 and .030, .142 and .119.
 WAYS = (
     # way, indices, elements of dy, rows (kernels count them in 32 bits, but those of SORTED), indices a row at least, why
     Rule(Way.SEARCHED, SEARCHED, _SEARCHED_ELEMENTS, 2**30, 0, f"{SEARCHED} are looked through sooner than sorted", here()),
@@ -223,21 +223,21 @@ class Stage(NamedTuple):
         """Keys of a set; their number is a multiple of it."""
         return self.run * (self.runs or 1)
 
-    def tiling(self, device: Device) -> CountTiling:
-        """That of the launch."""
+    def tiling(self, rule: Rule, device: Device) -> CountTiling:
+        """That of the launch, which belongs to a rule."""
         steps = {"STEPS": self.run.bit_length() - 1, "BITS": _SEARCH_BITS, "SET": self.runs}
         blocks = steps | {"BLOCK_M": _RANKED_TOGETHER, "BLOCK_G": self.together}
-        return RULE_OF[Way.RANKED].tiling(device, blocks, _RANKED_TOGETHER)
+        return rule.tiling(device, blocks, _RANKED_TOGETHER)
 
 
 _ALL_GROUPS, _SETS, _ALL_SETS = Stage(GROUP, 0, 16), Stage(GROUP, 16, 8), Stage(16 * GROUP, 0, 8)
 
 
-def sort_tiling(device: Device, n_rows: int) -> CountTiling:
+def sort_tiling(rule: Rule, device: Device, n_rows: int) -> CountTiling:
     """That of the launch that sorts groups of indices into a table of so many rows."""
     log = GROUP.bit_length() - 1
     blocks = {"LOG": log, "WIDE": (n_rows + 2) << log > INT32_END, "BLOCK_Z": _ZEROED}
-    return RULE_OF[Way.RANKED].tiling(device, blocks, GROUP)
+    return rule.tiling(device, blocks, GROUP)
 
 
 def rank_stages(n: int) -> tuple[Stage, ...]:
@@ -266,10 +266,10 @@ class Sorted(NamedTuple):
     inside: Slot
 
 
-def sorted_rows(p: Plan, gradient: Gradient, way: Way) -> Sorted:
+def sorted_rows(p: Plan, gradient: Gradient, rule: Rule) -> Sorted:
     """Adds the steps that sort, by kernels of our own or by torch.sort."""
-    if way is not Way.SORTED:
-        return _ranked(p, gradient)
+    if rule.way is not Way.SORTED:
+        return _ranked(p, gradient, rule)
     # 32 bits are half the passes of a radix sort.
     keys = p.new(Empty(gradient.indices.shape, INT32 if gradient.n_rows < INT32_END else INT64))
     marks, inside = _mark_rows(p, gradient, keys)
@@ -283,14 +283,14 @@ def sorted_slots(p: Plan, gradient: Gradient, slot: Slot, order: Slot) -> Sorted
     return Sorted(slot, order, marks, inside)
 
 
-def bags_of_rows(p: Plan, gradient: Gradient) -> tuple[Slot, Slot]:
+def bags_of_rows(p: Plan, gradient: Gradient, rule: Rule) -> tuple[Slot, Slot]:
     """Adds the steps that sort. int32: where each index stood, [n] or longer; where each row's begin, [n_rows + 1]."""
     starts = p.new(Empty((gradient.n_rows + 1,), INT32))
-    return _ranked(p, gradient, starts).order, starts
+    return _ranked(p, gradient, rule, starts).order, starts
 
 
-def _ranked(p: Plan, gradient: Gradient, starts: Slot | None = None) -> Sorted:
-    """`starts`: what the last launch writes in place of marks."""
+def _ranked(p: Plan, gradient: Gradient, rule: Rule, starts: Slot | None = None) -> Sorted:
+    """Adds the steps of kernels that sort. `starts`: what the last launch writes in place of marks."""
     n_rows, n, stages = gradient.n_rows, gradient.indices.numel(), rank_stages(gradient.indices.numel())
     places = ceil(n / stages[0].places) * stages[0].places
     memory = p.new(Empty((_UNIT + 4 * places,), INT32))
@@ -301,7 +301,7 @@ def _ranked(p: Plan, gradient: Gradient, starts: Slot | None = None) -> Sorted:
     p.launch(
         sort_groups_kernel,
         name,
-        p.choose(name, sort_tiling(p.chip, n_rows)).grid(places) + (0 if marks is None else ceil(n_rows / _ZEROED)),
+        p.choose(name, sort_tiling(rule, p.chip, n_rows)).grid(places) + (0 if marks is None else ceil(n_rows / _ZEROED)),
         reads={"p_index": gradient.indices},
         writes={"p_groups": runs, "p_marks": marks},
         sizes=gradient.sizes | {"n_groups": places // GROUP},
@@ -312,7 +312,7 @@ def _ranked(p: Plan, gradient: Gradient, starts: Slot | None = None) -> Sorted:
         p.launch(
             rank_runs_kernel,
             name,
-            p.choose(name, stage.tiling(p.chip)).grid(places + (0 if starts is None or not last else n_rows + 1)),
+            p.choose(name, stage.tiling(rule, p.chip)).grid(places + (0 if starts is None or not last else n_rows + 1)),
             reads={"p_runs": runs},
             writes={
                 "p_sorted": others,
