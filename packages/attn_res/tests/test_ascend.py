@@ -97,7 +97,7 @@ def test_a_bank_moves_the_bytes_of_its_blocks_and_its_prefix_once(trained):
     arguments = launch.arguments
     assert arguments["p_v"].read == n_blocks * row
     assert arguments["p_prefix"].read == arguments["p_x"].read == row
-    assert arguments["p_new_prefix"].written == arguments["p_append"].written == arguments["p_o"].written == row
+    assert arguments["p_new_prefix"].written == arguments["p_append"].written == arguments["p_h"].written == row
     assert moved(launch) <= 1.05 * (n_blocks + 6) * row + 40 * width * 2 * 3
 
 

@@ -241,7 +241,7 @@ needs_packages = pytest.mark.skipif(not PACKAGES.is_dir(), reason="needs the rep
 def test_rms_norm_forward_of_ascend_is_proved_for_every_number_of_rows():
     kernel = PACKAGES / "rms_norm/src/npu_rms_norm/ascend.py"
     absent = ["p_residual", "p_gate", "p_bias", "p_sum", "p_fp32", "p_scale"]
-    unused = ["s_x_outer", "s_more_outer", "s_more_inner"]
+    unused = ["s_x_outer", "s_extra_outer", "s_extra_inner"]
     given = [
         "n_inner=1..2**31 s_x_inner=123..2**20 n_outer=1 eps=1e-6 offset=0.0",
         "p_x=bf16:(n_inner-1)*s_x_inner+123 p_weight=bf16:123 p_y=bf16:n_inner*123 p_rstd=fp32:n_inner",

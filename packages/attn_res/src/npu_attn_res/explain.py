@@ -34,7 +34,7 @@ NAMES = {
     "HALVES": "a row comes as two halves",
     "HELD": "a program has all sources of a token in registers; else it loops over them",
     "SHARE": "programs that share a token",
-    "SLOTS": "SHARE, padded to a power of two",
+    "PARTS": "SHARE, padded to a power of two",
     "TILES": "sets of sources, which programs that share a token divide",
     "PER_TILE": "sources of a set",
     "VECTOR": "adjacent columns of a thread",

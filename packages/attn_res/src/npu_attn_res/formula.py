@@ -105,12 +105,12 @@ def block_at(p_v, p_table, s_block, i_block, ALIGNED: tl.constexpr = False):
 
 
 @triton.jit
-def count_blocks(p_count, n_slots):
-    """How many blocks count: all n_slots, or the number at p_count, which is clamped before it is cut to 32 bits."""
+def count_blocks(p_count, max_blocks):
+    """How many blocks count: max_blocks, or the number at p_count, which is clamped to that before it is cut to 32 bits."""
     if p_count is None:
-        return n_slots
+        return max_blocks
     else:
-        return tl.minimum(tl.maximum(tl.load(p_count), 0), n_slots).to(tl.int32)
+        return tl.minimum(tl.maximum(tl.load(p_count), 0), max_blocks).to(tl.int32)
 
 
 @triton.jit
@@ -213,11 +213,13 @@ def count_rows(n_left, S: tl.constexpr):
 
 
 @triton.jit
-def load_query(p_query, p_norm, s_norm, D: tl.constexpr, S: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr):
-    """g, fp32 [BLOCK_S, BLOCK_D], zero outside."""
+def load_query(
+    p_query, p_rms_weight, s_weight, D: tl.constexpr, S: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    """g of S layers, fp32 [BLOCK_S, BLOCK_D], zero outside. s_weight: 0 where all have one rms_weight."""
     EXACT: tl.constexpr = BLOCK_D == D
     b_query = load_rows(p_query, D, S, D, BLOCK_S, BLOCK_D, EXACT)
-    return b_query * load_rows(p_norm, s_norm, S, D, BLOCK_S, BLOCK_D, EXACT)
+    return b_query * load_rows(p_rms_weight, s_weight, S, D, BLOCK_S, BLOCK_D, EXACT)
 
 
 @triton.jit

@@ -68,7 +68,7 @@ def attn_res_products_kernel(
 @triton.jit(do_not_specialize=["n_blocks", "n_tokens"])
 def attn_res_weighted_sum_kernel(
     p_v, p_table,
-    p_weight,  # fp32 [n_blocks, n_tokens, S]
+    p_alpha,  # fp32 [n_blocks, n_tokens, S]
     p_o,  # [n_tokens, S, D]
     n_blocks, n_tokens, s_block, s_token,
     D: tl.constexpr, S: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -90,8 +90,8 @@ def attn_res_weighted_sum_kernel(
             p_block = block_at(p_v, p_table, s_block, i_block, ALIGNED) + i_token * s_token + i_col
             b_v = load_rows(p_block, s_token, n_left, D - i_col, BLOCK_M, BLOCK_D, EXACT)
             i_row = i_block.to(tl.int64) * n_tokens + i_token
-            b_weight = load_statistic(p_weight + i_row * S, n_rows, ROWS)
-            b_o += b_v * b_weight[:, None]
+            b_alpha = load_statistic(p_alpha + i_row * S, n_rows, ROWS)
+            b_o += b_v * b_alpha[:, None]
         store_rows(p_o + i_token * S * D + i_col, D, b_o, n_rows, D - i_col, ROWS, BLOCK_D, EXACT)
 
 
@@ -159,7 +159,7 @@ def attn_res_gradient_kernel(
 @triton.jit(do_not_specialize=["n_tokens"])
 def attn_res_norm_backward_kernel(
     # read: the gradients of y and, from elsewhere, of h (None: there is none), h, the weight, 1 / rms(h)
-    p_dy, p_dh, p_h, p_weight, p_norm_rstd,
+    p_dy, p_dh, p_h, p_output_rms_weight, p_norm_rstd,
     p_dh_sum,  # written: fp32 [n_tokens, D], the gradient of h with dh
     p_dweight,  # written: fp32 [programs, D]; None: not needed
     n_tokens, s_dy, s_dh,
@@ -167,7 +167,7 @@ def attn_res_norm_backward_kernel(
 ):  # fmt: skip
     """n = h rstd, f = dy weight: dh + rstd (f - n mean(f n)), and dweight = sum over tokens of dy n."""
     EXACT: tl.constexpr = BLOCK_D == D
-    b_weight = load_rows(p_weight, 0, 1, D, 1, BLOCK_D, EXACT)  # [1, BLOCK_D]
+    b_weight = load_rows(p_output_rms_weight, 0, 1, D, 1, BLOCK_D, EXACT)  # [1, BLOCK_D]
     if p_dweight is not None:
         b_dweight = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0)):
@@ -190,9 +190,9 @@ def attn_res_norm_backward_kernel(
 def attn_res_add_partials_kernel(
     p_partials,  # fp32 [n_partials, N]
     p_query,
-    p_norm,
+    p_rms_weight,
     p_dquery,  # None: not needed
-    p_dnorm,  # None: not needed
+    p_drms_weight,  # None: not needed
     n_partials,
     N: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -205,11 +205,11 @@ def attn_res_add_partials_kernel(
         i_col = i_block * BLOCK_N
         b_dg = sum_of_partials(p_partials, n_partials, i_col + tl.arange(0, BLOCK_N), N, BLOCK_M, BLOCK_N)[None, :]
         if p_dquery is not None:
-            b_norm = load_rows(p_norm + i_col, N, 1, N - i_col, 1, BLOCK_N, EXACT)  # [1, BLOCK_N]
+            b_norm = load_rows(p_rms_weight + i_col, N, 1, N - i_col, 1, BLOCK_N, EXACT)  # [1, BLOCK_N]
             store_rows(p_dquery + i_col, N, b_dg * b_norm, 1, N - i_col, 1, BLOCK_N, EXACT)
-        if p_dnorm is not None:
+        if p_drms_weight is not None:
             b_query = load_rows(p_query + i_col, N, 1, N - i_col, 1, BLOCK_N, EXACT)
-            store_rows(p_dnorm + i_col, N, b_dg * b_query, 1, N - i_col, 1, BLOCK_N, EXACT)
+            store_rows(p_drms_weight + i_col, N, b_dg * b_query, 1, N - i_col, 1, BLOCK_N, EXACT)
 
 
 @triton.jit(do_not_specialize=["first", *(f"o_{i}" for i in range(16))])

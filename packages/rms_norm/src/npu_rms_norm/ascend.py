@@ -151,7 +151,7 @@ def forward_kernel(
     # Written; None: not asked for. p_scale: the scales of a quantised y, fp32 [rows], in the order of rstd.
     p_y, p_sum, p_fp32, p_rstd, p_scale,
     n_outer, n_inner,
-    s_x_outer, s_x_inner, s_more_outer, s_more_inner,  # more: of the residual or the gate; no call has both
+    s_x_outer, s_x_inner, s_extra_outer, s_extra_inner,  # extra: the residual or the gate; no call has both
     eps, offset,
     N: tl.constexpr, G: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
     NORMALISED: tl.constexpr, FACTORS: tl.constexpr, WEIGHTED: tl.constexpr,
@@ -174,11 +174,11 @@ def forward_kernel(
 
         b_x = load_rows(p_x, s_x_outer, s_x_inner, i_outer, i_inner, m_tile, G, M, BLOCK_N)
         if p_residual is not None:
-            b_residual = load_rows(p_residual, s_more_outer, s_more_inner, i_outer, i_inner, m_tile, G, M, BLOCK_N)
+            b_residual = load_rows(p_residual, s_extra_outer, s_extra_inner, i_outer, i_inner, m_tile, G, M, BLOCK_N)
             b_sum, b_x = add_residual(b_x, b_residual, p_sum)
             store_rows(p_sum, b_sum, s_y_outer, s_y_inner, i_outer, i_inner, m_tile, G, M, BLOCK_N)
         if p_gate is not None:
-            b_gate = load_rows(p_gate, s_more_outer, s_more_inner, i_outer, i_inner, m_tile, G, M, BLOCK_N)
+            b_gate = load_rows(p_gate, s_extra_outer, s_extra_inner, i_outer, i_inner, m_tile, G, M, BLOCK_N)
             b_act, _ = activate(b_gate, ACTIVATION)
             if GATE_FIRST:
                 b_x *= b_act
@@ -208,7 +208,7 @@ def backward_kernel(
     p_dx, p_dgate, p_dw, p_db,
     n_outer, n_inner,
     s_dy_outer, s_dy_inner, s_x_outer, s_x_inner, s_dx_outer, s_dx_inner,
-    s_more_outer, s_more_inner, offset,  # more: of dsum or the gate; no call has both
+    s_extra_outer, s_extra_inner, offset,  # extra: dsum or the gate; no call has both
     N: tl.constexpr, G: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
     NORMALISED: tl.constexpr, FACTORS: tl.constexpr, WEIGHTED: tl.constexpr,
     ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
@@ -239,7 +239,7 @@ def backward_kernel(
         b_rstd = tl.load(p_rstd + i_row + tl.arange(0, G * M), mask=row_mask(n_groups, n_rows, G, M), other=0.0)
         b_u = b_x
         if p_gate is not None:
-            b_gate = load_rows(p_gate, s_more_outer, s_more_inner, i_outer, i_inner, m_tile, G, M, BLOCK_N)
+            b_gate = load_rows(p_gate, s_extra_outer, s_extra_inner, i_outer, i_inner, m_tile, G, M, BLOCK_N)
             b_act, b_slope = activate(b_gate, ACTIVATION)
             if GATE_FIRST:
                 b_u = b_x * b_act
@@ -268,7 +268,7 @@ def backward_kernel(
                     store_rows(p_dgate, b_dgate, s_y_outer, s_y_inner, i_outer, i_inner, m_tile, G, M, BLOCK_N)
                 b_dx *= b_act
             if p_dsum is not None:
-                b_dx += load_rows(p_dsum, s_more_outer, s_more_inner, i_outer, i_inner, m_tile, G, M, BLOCK_N)
+                b_dx += load_rows(p_dsum, s_extra_outer, s_extra_inner, i_outer, i_inner, m_tile, G, M, BLOCK_N)
             store_rows(p_dx, b_dx, s_dx_outer, s_dx_inner, i_outer, i_inner, m_tile, G, M, BLOCK_N)
     if p_dw is not None:
         store_partial(p_dw, b_dw, tl.program_id(0), o_col, N, BLOCK_N == N)

@@ -180,7 +180,7 @@ def forward_kernel(
     # Written; None: not asked for. p_scale: the scales of a quantised y, fp32 [rows], in the order of rstd.
     p_y, p_sum, p_fp32, p_rstd, p_scale,
     n_outer, n_inner,
-    s_x_outer, s_x_inner, s_more_outer, s_more_inner,  # more: of the residual or the gate; no call has both
+    s_x_outer, s_x_inner, s_extra_outer, s_extra_inner,  # extra: the residual or the gate; no call has both
     eps, offset,
     N: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr,
     NORMALISED: tl.constexpr, FACTORS: tl.constexpr, WEIGHTED: tl.constexpr,
@@ -197,8 +197,8 @@ def forward_kernel(
     for i_tile in tl.range(i_first, i_stop, n_step):
         i_outer, i_inner, o_row, m_row = tile_position(i_tile, i_head, n_outer, n_inner, M, ORDER)
         p_x_tile = rows_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, M, ORDER)
-        p_residual_tile = rows_at(p_residual, s_more_outer, s_more_inner, i_outer, i_inner, M, ORDER)
-        p_gate_tile = rows_at(p_gate, s_more_outer, s_more_inner, i_outer, i_inner, M, ORDER)
+        p_residual_tile = rows_at(p_residual, s_extra_outer, s_extra_inner, i_outer, i_inner, M, ORDER)
+        p_gate_tile = rows_at(p_gate, s_extra_outer, s_extra_inner, i_outer, i_inner, M, ORDER)
         p_sum_tile = result_rows_at(p_sum, i_outer, i_inner, o_row, n_outer, N, M, ORDER)
 
         row, acts, scales = (), (), ()
@@ -259,7 +259,7 @@ def forward_kernel(
 @triton.jit
 def backward_of_tiles(
     i_program, n_programs, p_dy, p_dsum, p_x, p_gate, p_weight, p_bias, p_rstd, p_dx, p_dgate, p_dw, p_db, n_outer, n_inner,
-    s_dy_outer, s_dy_inner, s_x_outer, s_x_inner, s_dx_outer, s_dx_inner, s_more_outer, s_more_inner, offset,
+    s_dy_outer, s_dy_inner, s_x_outer, s_x_inner, s_dx_outer, s_dx_inner, s_extra_outer, s_extra_inner, offset,
     N: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr,
     NORMALISED: tl.constexpr, FACTORS: tl.constexpr, WEIGHTED: tl.constexpr,
     ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr
@@ -284,9 +284,9 @@ def backward_of_tiles(
     for i_tile in tl.range(i_first, i_stop, n_step):
         i_outer, i_inner, o_row, m_row = tile_position(i_tile, i_head, n_outer, n_inner, M, ORDER)
         p_dy_tile = rows_at(p_dy, s_dy_outer, s_dy_inner, i_outer, i_inner, M, ORDER)
-        p_dsum_tile = rows_at(p_dsum, s_more_outer, s_more_inner, i_outer, i_inner, M, ORDER)
+        p_dsum_tile = rows_at(p_dsum, s_extra_outer, s_extra_inner, i_outer, i_inner, M, ORDER)
         p_x_tile = rows_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner, M, ORDER)
-        p_gate_tile = rows_at(p_gate, s_more_outer, s_more_inner, i_outer, i_inner, M, ORDER)
+        p_gate_tile = rows_at(p_gate, s_extra_outer, s_extra_inner, i_outer, i_inner, M, ORDER)
         p_dx_tile = rows_at(p_dx, s_dx_outer, s_dx_inner, i_outer, i_inner, M, ORDER)
         p_dgate_tile = result_rows_at(p_dgate, i_outer, i_inner, o_row, n_outer, N, M, ORDER)
 
@@ -353,7 +353,7 @@ def backward_kernel(
     p_dx, p_dgate, p_dw, p_db,
     n_outer, n_inner,
     s_dy_outer, s_dy_inner, s_x_outer, s_x_inner, s_dx_outer, s_dx_inner,
-    s_more_outer, s_more_inner, offset,  # more: of dsum or the gate; no call has both
+    s_extra_outer, s_extra_inner, offset,  # extra: dsum or the gate; no call has both
     N: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr,
     NORMALISED: tl.constexpr, FACTORS: tl.constexpr, WEIGHTED: tl.constexpr,
     ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
@@ -361,7 +361,7 @@ def backward_kernel(
     """The gradients of rows held in registers, and a partial sum of each parameter's gradient."""
     backward_of_tiles(
         tl.program_id(0), tl.num_programs(0), p_dy, p_dsum, p_x, p_gate, p_weight, p_bias, p_rstd, p_dx, p_dgate, p_dw, p_db,
-        n_outer, n_inner, s_dy_outer, s_dy_inner, s_x_outer, s_x_inner, s_dx_outer, s_dx_inner, s_more_outer, s_more_inner,
+        n_outer, n_inner, s_dy_outer, s_dy_inner, s_x_outer, s_x_inner, s_dx_outer, s_dx_inner, s_extra_outer, s_extra_inner,
         offset, N, M, BLOCK_N, ORDER, NORMALISED, FACTORS, WEIGHTED, ACTIVATION, GATE_FIRST
     )  # fmt: skip
 
@@ -602,7 +602,7 @@ class CudaTiling(RowTiling):
         """`tl.constexpr` parameters."""
         sizes: dict[str, object] = {"N": self.shape.width, "BLOCK_N": self.columns, "ORDER": self.order}
         if self.kernel == "shared":
-            sizes |= {"SHARE": self.share, "SLOTS": power_of_two(self.share), "STAGES": 2}
+            sizes |= {"SHARE": self.share, "PARTS": power_of_two(self.share), "STAGES": 2}
         elif self.kernel == "rows":
             sizes["M"] = self.rows
         takes_gate = self.kernel != "shared" and self.rule is not QK_BACKWARD

@@ -32,7 +32,7 @@ NAMES = {
     "GATE_FIRST": "x is gated, and not the norm",
     "STAGES": "rows under way",
     "SHARE": "programs that share a row",
-    "SLOTS": "SHARE, padded to a power of two",
+    "PARTS": "SHARE, padded to a power of two",
 }
 """What sizes and flags of the kernels are."""
 

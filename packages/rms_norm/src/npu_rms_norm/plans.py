@@ -38,7 +38,7 @@ class Rows(NamedTuple):
         tiling: kernel, tile and grid, as the chip's table chooses them.
         counts: the number of groups, and of rows in a group.
         strides: by the tensor's name, from group to group and from row to row, in elements; (0, 0) for a missing tensor.
-            "more": those of a gate, or of the residual or dsum; a call has one of them at most.
+            "extra": those of a gate, or of the residual or dsum; a call has one of them at most.
         offset: what kernels add to the weight. None on CUDA where it is 0, there is no fp32 weight and no bias: without the
             addition the compiler multiplies in 16 bits. The results have the same bits.
     """
@@ -73,14 +73,14 @@ def rows_of(call: Forward | Backward, tensors: Mapping[str, Slot | None], writte
         rows, copied = _layout(sizes, [contiguous_strides(sizes)] * len(slots), per_head=per_head), True
     assert rows is not None
     strides = dict.fromkeys(tensors, (0, 0)) | dict(zip(slots, rows.strides, strict=True))
-    more = [name for name in ("gate", "residual", "dsum") if name in slots]
-    assert len(more) < 2, f"a call has {' and '.join(more)}"
+    extra = [name for name in ("gate", "residual", "dsum") if name in slots]
+    assert len(extra) < 2, f"a call has {' and '.join(extra)}"
     read = [slot.dtype for name, slot in slots.items() if name != "dx"]
     shape = _shape(call, rows, sizes[-1], strides, read, written)
     # Not with a bias: the compiler would fuse a 16-bit product with the addition of the bias, and not round in between.
     narrow_product = (call.weight is None or call.weight.dtype.itemsize < FP32) and call.bias is None
     offset = None if chip.kind == "cuda" and call.offset == 0.0 and narrow_product else call.offset
-    strides["more"] = strides[more[0]] if more else (0, 0)
+    strides["extra"] = strides[extra[0]] if extra else (0, 0)
     return Rows(copied, choose(shape, chip), (rows.n_outer, rows.n_inner), strides, offset)
 
 
@@ -170,7 +170,7 @@ def forward(p: Plan, call: Forward) -> tuple[Slot | None, ...]:
         tiling.grid,
         reads={f"p_{name}": each for name, each in tensors.items()} | {"p_weight": weight, "p_bias": bias},
         writes={f"p_{name}": each for name, each in results.items()},
-        sizes=rows.sizes("x", "more", eps=call.eps),
+        sizes=rows.sizes("x", "extra", eps=call.eps),
     )
     y, total, fp32, rstd, scale = results.values()
     return y, total, fp32, rstd, p.contiguous(scale)
@@ -253,7 +253,7 @@ def _launch(
         _launch_shared(p, rows, tiling, read, written)
     else:
         kernel = cuda.backward_kernel if p.chip.kind == "cuda" else ascend.backward_kernel
-        sizes = rows.sizes("dy", "x", "dx", "more")
+        sizes = rows.sizes("dy", "x", "dx", "extra")
         p.launch(kernel, BACKWARD, tiling.grid, reads=read | {"p_bias": bias}, writes=written, sizes=sizes)
     return sums
 
@@ -277,7 +277,7 @@ def _launch_wide(p: Plan, rows: Rows, tiling: Any, read: dict[str, Any], written
         tiling.column_grid,
         reads=read | {"p_mean": mean},
         writes=written,
-        sizes=rows.sizes("dy", "x", "dx", "more", n_splits=tiling.splits),
+        sizes=rows.sizes("dy", "x", "dx", "extra", n_splits=tiling.splits),
     )
 
 

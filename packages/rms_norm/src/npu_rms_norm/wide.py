@@ -122,7 +122,7 @@ def forward_wide_kernel(
     # Written; None: not asked for. p_scale: the scales of a quantised y, fp32 [rows], in the order of rstd.
     p_y, p_sum, p_fp32, p_rstd, p_scale,
     n_outer, n_inner,
-    s_x_outer, s_x_inner, s_more_outer, s_more_inner,  # more: of the residual or the gate; no call has both
+    s_x_outer, s_x_inner, s_extra_outer, s_extra_inner,  # extra: the residual or the gate; no call has both
     eps, offset,
     N: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr,
     NORMALISED: tl.constexpr, FACTORS: tl.constexpr, WEIGHTED: tl.constexpr,
@@ -143,8 +143,8 @@ def forward_wide_kernel(
     for i in tl.range(i_first, i_stop, n_step):
         i_outer, i_inner, i_row = row_position(i, i_head, n_inner, ORDER)
         p_x_row = row_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner)
-        p_residual_row = row_at(p_residual, s_more_outer, s_more_inner, i_outer, i_inner)
-        p_gate_row = row_at(p_gate, s_more_outer, s_more_inner, i_outer, i_inner)
+        p_residual_row = row_at(p_residual, s_extra_outer, s_extra_inner, i_outer, i_inner)
+        p_gate_row = row_at(p_gate, s_extra_outer, s_extra_inner, i_outer, i_inner)
         p_y_row = row_at(p_y, s_y_outer, s_y_inner, i_outer, i_inner)
         p_sum_row = row_at(p_sum, s_y_outer, s_y_inner, i_outer, i_inner)
         p_fp32_row = row_at(p_fp32, s_y_outer, s_y_inner, i_outer, i_inner)
@@ -241,7 +241,7 @@ def backward_wide_kernel(
     p_dx, p_dgate, p_dw, p_db,
     n_outer, n_inner, n_splits,
     s_dy_outer, s_dy_inner, s_x_outer, s_x_inner, s_dx_outer, s_dx_inner,
-    s_more_outer, s_more_inner, offset,  # more: of dsum or the gate; no call has both
+    s_extra_outer, s_extra_inner, offset,  # extra: dsum or the gate; no call has both
     N: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr,
     NORMALISED: tl.constexpr, FACTORS: tl.constexpr, WEIGHTED: tl.constexpr,
     ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
@@ -272,7 +272,7 @@ def backward_wide_kernel(
             b_rstd = tl.load(p_rstd + i_row + o_one)  # [1]
             b_u = b_x
             if p_gate is not None:
-                p_gate_row = row_at(p_gate, s_more_outer, s_more_inner, i_outer, i_inner)
+                p_gate_row = row_at(p_gate, s_extra_outer, s_extra_inner, i_outer, i_inner)
                 b_act, b_slope = activate(load_columns(p_gate_row, i_col, N, BLOCK_N, ""), ACTIVATION)
                 if GATE_FIRST:
                     b_u = b_x * b_act
@@ -299,7 +299,7 @@ def backward_wide_kernel(
                         store_columns(p_dgate_row, b_dx * b_x * b_slope, i_col, N, BLOCK_N)
                     b_dx *= b_act
                 if p_dsum is not None:
-                    p_dsum_row = row_at(p_dsum, s_more_outer, s_more_inner, i_outer, i_inner)
+                    p_dsum_row = row_at(p_dsum, s_extra_outer, s_extra_inner, i_outer, i_inner)
                     b_dx += load_columns(p_dsum_row, i_col, N, BLOCK_N, "")
                 store_columns(row_at(p_dx, s_dx_outer, s_dx_inner, i_outer, i_inner), b_dx, i_col, N, BLOCK_N)
         if p_dw is not None:
@@ -317,13 +317,13 @@ def backward_wide_kernel(
 @triton.jit
 def finish_row(
     p_dx, p_dsum, p_words, b_n, b_g, rstd, i_row, n_inner, s_dx_outer, s_dx_inner, s_dsum_outer, s_dsum_inner, i_col,
-    N: tl.constexpr, SHARE: tl.constexpr, SLOTS: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr
+    N: tl.constexpr, SHARE: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr
 ):  # fmt: skip
     """Stores dx of a row, once all programs of the group have published their parts of mean(g n)."""
     i_outer, i_inner, _ = row_position(i_row, 0, n_inner, ORDER)
-    o_slot = tl.arange(0, SLOTS)
-    b_part = collect(p_words + tl.cast(i_row, tl.int64) * SHARE + tl.minimum(o_slot, SHARE - 1), 1)  # [SLOTS]
-    mean = tl.sum(tl.where(o_slot < SHARE, b_part, 0.0), axis=0) * (1.0 / N)
+    o_part = tl.arange(0, PARTS)
+    b_part = collect(p_words + tl.cast(i_row, tl.int64) * SHARE + tl.minimum(o_part, SHARE - 1), 1)  # [PARTS]
+    mean = tl.sum(tl.where(o_part < SHARE, b_part, 0.0), axis=0) * (1.0 / N)
     b_dx = gradient_of_rows(b_g, b_n, tl.full([1], rstd, tl.float32), tl.full([1], mean, tl.float32))
     if p_dsum is not None:
         b_dx += load_columns(row_at(p_dsum, s_dsum_outer, s_dsum_inner, i_outer, i_inner), i_col, N, BLOCK_N, "")
@@ -339,7 +339,7 @@ def backward_shared_kernel(
     n_outer, n_inner,
     s_dy_outer, s_dy_inner, s_dsum_outer, s_dsum_inner, s_x_outer, s_x_inner, s_dx_outer, s_dx_inner,
     offset,
-    N: tl.constexpr, SHARE: tl.constexpr, SLOTS: tl.constexpr,  # SLOTS: a power of two, >= SHARE
+    N: tl.constexpr, SHARE: tl.constexpr, PARTS: tl.constexpr,  # PARTS: a power of two, >= SHARE
     BLOCK_N: tl.constexpr, STAGES: tl.constexpr, ORDER: tl.constexpr,  # SHARE * BLOCK_N >= N
     NORMALISED: tl.constexpr, FACTORS: tl.constexpr,
 ):  # fmt: skip
@@ -371,13 +371,13 @@ def backward_shared_kernel(
         if i_row >= n_groups:
             finish_row(
                 p_dx, p_dsum, p_words, b_last_n, b_last_g, last_rstd, i_row - n_groups, n_inner, s_dx_outer, s_dx_inner,
-                s_dsum_outer, s_dsum_inner, i_col, N, SHARE, SLOTS, BLOCK_N, ORDER
+                s_dsum_outer, s_dsum_inner, i_col, N, SHARE, PARTS, BLOCK_N, ORDER
             )  # fmt: skip
         b_last_n, b_last_g, last_rstd = b_n, b_g, rstd
     i_last = i_group + (n_rows - 1 - i_group) // n_groups * n_groups  # tiling makes no more groups than rows
     finish_row(
         p_dx, p_dsum, p_words, b_last_n, b_last_g, last_rstd, i_last, n_inner, s_dx_outer, s_dx_inner, s_dsum_outer,
-        s_dsum_inner, i_col, N, SHARE, SLOTS, BLOCK_N, ORDER
+        s_dsum_inner, i_col, N, SHARE, PARTS, BLOCK_N, ORDER
     )  # fmt: skip
     if p_dw is not None:
         store_partial(p_dw, b_dw, i_group, o_col, N, N % BLOCK_N == 0)

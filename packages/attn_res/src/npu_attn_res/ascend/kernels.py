@@ -33,9 +33,9 @@ from ..formula import (
 
 MAX_SUM = tl.constexpr(1e13)  # e^30: of exp(s - reference); above it the reference was too low
 MAX_SQUARE = tl.constexpr(3e38)  # a larger sum of squares counts as infinite
-SLOTS = tl.constexpr(64)
+MAX_SOURCES = tl.constexpr(64)  # for which the backward of one row a tile has places
 MIN_OFFSET = tl.constexpr(-(2**62))  # of a gradient from its base; NO_GRADIENT is less, also with a token's offset
-NO_SCORE = tl.constexpr(-1e30)  # of a slot without a source: its weight is zero
+NO_SCORE = tl.constexpr(-1e30)  # of a place without a source: its weight is zero
 
 
 @triton.jit
@@ -57,35 +57,36 @@ def store_scores(
 
 @triton.jit
 def store_output(
-    p_weight, p_o, p_y, p_norm_rstd, b_stored, i_token, n_left, norm_eps, D: tl.constexpr, M: tl.constexpr, C: tl.constexpr
-):
+    p_output_rms_weight, p_h, p_y, p_norm_rstd, b_stored, i_token, n_left, norm_eps,
+    D: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
     """Stores h, in the dtype of its memory, and its RMSNorm where there is a weight."""
-    store_rows(p_o + i_token * D, D, b_stored, n_left, D, M, C, C == D)
-    if p_weight is not None:
-        normalise_rows(widen(b_stored), p_weight, p_y, p_norm_rstd, i_token, n_left, norm_eps, D, M, C)
+    store_rows(p_h + i_token * D, D, b_stored, n_left, D, M, C, C == D)
+    if p_output_rms_weight is not None:
+        normalise_rows(widen(b_stored), p_output_rms_weight, p_y, p_norm_rstd, i_token, n_left, norm_eps, D, M, C)
 
 
 @triton.jit
 def append_rows(
-    p_append, p_count, b_p, i_token, n_left, n_blocks, n_slots, s_block, s_token,
+    p_append, p_count, b_p, i_token, n_left, n_blocks, max_blocks, s_block, s_token,
     D: tl.constexpr, M: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Stores rows of the prefix behind the blocks where p_append is given; with a count on the device, only where the bank,
-    whose capacity is n_slots then, has room."""
+    """Stores rows of the prefix behind the blocks, where p_append is given and the bank has room: the host has checked it,
+    unless the count is on the device."""
     if p_append is not None:
         p_end = p_append + tl.cast(n_blocks, tl.int64) * s_block + i_token * s_token
-        if p_count is None or n_blocks < n_slots:
+        if p_count is None or n_blocks < max_blocks:
             store_rows(p_end, s_token, b_p, n_left, D, M, C, C == D)
 
 
 @triton.jit
 def forward_tiles(
-    p_v, p_table, p_weight, p_o, p_y, p_score, p_rstd, p_lse, p_norm_rstd, p_count, p_prefix, p_x, p_new_prefix, p_append,
-    b_g, i_first, i_end, n_step, n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_prefix, s_x, s_new_prefix,
-    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BY_TOKEN: tl.constexpr,
+    p_v, p_table, p_output_rms_weight, p_h, p_y, p_score, p_rstd, p_lse, p_norm_rstd, p_count, p_prefix, p_x, p_new_prefix,
+    p_append, b_g, i_first, i_end, n_step, n_blocks, n_tokens, s_block, s_token, eps, norm_eps, max_blocks, s_prefix, s_x,
+    s_new_prefix, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """Tiles i_first, i_first + n_step, ... before i_end, with the highest score so far as the reference."""
-    n_sources = n_slots if p_prefix is None else n_slots + 1
+    n_sources = max_blocks if p_prefix is None else max_blocks + 1
     for i_tile in tl.range(i_first, i_end, n_step):
         i_token = i_tile.to(tl.int64) * BLOCK_M
         n_left = (n_tokens - i_token).to(tl.int32)
@@ -96,9 +97,9 @@ def forward_tiles(
             b_o = tl.full([BLOCK_M, BLOCK_D], tl.where(n_left > 0, 0.0, 1.0), tl.float32)
         else:
             b_p = load_prefix(p_prefix, p_x, p_new_prefix, i_token, n_left, s_prefix, s_x, s_new_prefix, D, BLOCK_M, BLOCK_D)
-            append_rows(p_append, p_count, b_p, i_token, n_left, n_blocks, n_slots, s_block, s_token, D, BLOCK_M, BLOCK_D)
+            append_rows(p_append, p_count, b_p, i_token, n_left, n_blocks, max_blocks, s_block, s_token, D, BLOCK_M, BLOCK_D)
             b_max, b_rstd, _ = score_rows(b_p, b_g, eps, D)
-            store_scores(p_score, p_rstd, b_max, b_rstd, n_slots, i_token, n_sources, n_tokens, n_left, BLOCK_M, BY_TOKEN)
+            store_scores(p_score, p_rstd, b_max, b_rstd, max_blocks, i_token, n_sources, n_tokens, n_left, BLOCK_M, BY_TOKEN)
             b_sum = tl.full([BLOCK_M], 1.0, tl.float32)
             # A computed 1: with a sum that starts as b_p itself, compilers for Ascend keep it where the next blocks go.
             b_o = b_p * tl.exp(b_max - b_max)[:, None]
@@ -110,31 +111,30 @@ def forward_tiles(
             # Stored last: the buffer of the scores is busy until the transfer ends.
             store_scores(p_score, p_rstd, b_score, b_rstd, i_block, i_token, n_sources, n_tokens, n_left, BLOCK_M, BY_TOKEN)
         b_factor = store_lse(p_lse, b_max, b_sum, i_token, n_left, BLOCK_M)
-        b_stored = (b_o * b_factor[:, None]).to(p_o.dtype.element_ty)
-        store_output(p_weight, p_o, p_y, p_norm_rstd, b_stored, i_token, n_left, norm_eps, D, BLOCK_M, BLOCK_D)
+        b_stored = (b_o * b_factor[:, None]).to(p_h.dtype.element_ty)
+        store_output(p_output_rms_weight, p_h, p_y, p_norm_rstd, b_stored, i_token, n_left, norm_eps, D, BLOCK_M, BLOCK_D)
 
 
-@triton.jit(do_not_specialize=["n_slots", "n_tokens"])
+@triton.jit(do_not_specialize=["max_blocks", "n_tokens"])
 def attn_res_forward_kernel(
     # read: the sources, their table (None: source i lies at i * s_block), the weights of scores and of the RMSNorm of h
-    p_v, p_table, p_query, p_norm, p_weight,
+    p_v, p_table, p_query, p_rms_weight, p_output_rms_weight,
     # written: h, its RMSNorm (None: no weight); fp32 s and r (None: no backward follows), log(sum(exp(s))), 1 / rms(h)
-    p_o, p_y, p_score, p_rstd, p_lse, p_norm_rstd,
-    # the number of blocks (None: n_slots); the prefix, what is added to it, where the sum goes, and the blocks that take it
+    p_h, p_y, p_score, p_rstd, p_lse, p_norm_rstd,
+    # how many blocks count (None: max_blocks); the prefix, the layer's output, the new prefix, and the bank that takes that
     p_count, p_prefix, p_x, p_new_prefix, p_append,
-    # n_slots: the number of blocks, or the capacity of a bank whose count is on the device
-    n_slots, n_tokens, s_block, s_token, eps, norm_eps, s_prefix, s_x, s_new_prefix,
+    max_blocks, n_tokens, s_block, s_token, eps, norm_eps, s_prefix, s_x, s_new_prefix,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,  # BLOCK_D >= D
     BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """h, its RMSNorm and the statistics, from one read of every source; the compiler orders the loads."""
     # lint: allow scalar-reduction: tiles are sized for the 910B's compilers, which need twice what the 950's do
-    b_g = load_query(p_query, p_norm, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
-    n_blocks = count_blocks(p_count, n_slots)
+    b_g = load_query(p_query, p_rms_weight, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
+    n_blocks = count_blocks(p_count, max_blocks)
     forward_tiles(
-        p_v, p_table, p_weight, p_o, p_y, p_score, p_rstd, p_lse, p_norm_rstd, p_count, p_prefix, p_x, p_new_prefix,
-        p_append, b_g, tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0),
-        n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_prefix, s_x, s_new_prefix,
+        p_v, p_table, p_output_rms_weight, p_h, p_y, p_score, p_rstd, p_lse, p_norm_rstd, p_count, p_prefix, p_x,
+        p_new_prefix, p_append, b_g, tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0),
+        n_blocks, n_tokens, s_block, s_token, eps, norm_eps, max_blocks, s_prefix, s_x, s_new_prefix,
         D, BLOCK_M, BLOCK_D, BY_TOKEN,
     )  # fmt: skip
 
@@ -161,11 +161,11 @@ def next_block(p_v, p_table, s_block, s_token, i_block, n_blocks, i_token, n_tok
     return p_block, (n_tokens - i_next).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["n_slots", "n_tokens"])
+@triton.jit(do_not_specialize=["max_blocks", "n_tokens"])
 def attn_res_forward_prefetch_kernel(
-    p_v, p_table, p_query, p_norm, p_weight, p_o, p_y, p_score, p_rstd, p_lse, p_norm_rstd,
+    p_v, p_table, p_query, p_rms_weight, p_output_rms_weight, p_h, p_y, p_score, p_rstd, p_lse, p_norm_rstd,
     p_count, p_prefix, p_x, p_new_prefix, p_append,
-    n_slots, n_tokens, s_block, s_token, eps, norm_eps, s_prefix, s_x, s_new_prefix,
+    max_blocks, n_tokens, s_block, s_token, eps, norm_eps, s_prefix, s_x, s_new_prefix,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """h, its RMSNorm and the statistics; loads the next source ahead. The arguments are those of attn_res_forward_kernel."""
@@ -174,14 +174,14 @@ def attn_res_forward_prefetch_kernel(
     # lint: allow strided-transfer: statistics by token, of two or three rows a tile; a backward loads them at once
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
-    n_blocks = count_blocks(p_count, n_slots)
-    b_g = load_query(p_query, p_norm, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
+    n_blocks = count_blocks(p_count, max_blocks)
+    b_g = load_query(p_query, p_rms_weight, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
     i_first = tl.program_id(0).to(tl.int64) * BLOCK_M
     p_block = block_at(p_v, p_table, s_block, 0) + i_first * s_token
     n_next = tl.where(n_blocks > 0, n_tokens - i_first, 0).to(tl.int32)  # beside a prefix there may be no block
     b_v = fetch_whole_rows(p_block, s_token, n_next, D, BLOCK_M, BLOCK_D).to(tl.float32)  # [BLOCK_M, BLOCK_D]
     n_tiles = tl.cdiv(n_tokens, BLOCK_M)
-    n_sources = n_slots if p_prefix is None else n_slots + 1
+    n_sources = max_blocks if p_prefix is None else max_blocks + 1
     i_again = n_tiles
     for i_tile in tl.range(tl.program_id(0), n_tiles, tl.num_programs(0)):
         i_token = i_tile.to(tl.int64) * BLOCK_M
@@ -195,7 +195,7 @@ def attn_res_forward_prefetch_kernel(
                 p_prefix, p_x, p_new_prefix, i_token, n_left, s_prefix, s_x, s_new_prefix, D, BLOCK_M, BLOCK_D
             )
             append_rows(
-                p_append, p_count, b_first, i_token, n_left, n_blocks, n_slots, s_block, s_token, D, BLOCK_M, BLOCK_D
+                p_append, p_count, b_first, i_token, n_left, n_blocks, max_blocks, s_block, s_token, D, BLOCK_M, BLOCK_D
             )
         b_reference, b_first_rstd, _ = score_rows(b_first, b_g, eps, D)  # [BLOCK_M] each
         b_sum = tl.full([BLOCK_M], 1.0, tl.float32)
@@ -215,15 +215,15 @@ def attn_res_forward_prefetch_kernel(
             b_sum += b_weight
             b_v = b_next.to(tl.float32)
             store_scores(p_score, p_rstd, b_score, b_rstd, i_block, i_token, n_sources, n_tokens, n_left, BLOCK_M, BY_TOKEN)
-        i_source = 0 if p_prefix is None else n_slots
+        i_source = 0 if p_prefix is None else max_blocks
         store_scores(
             p_score, p_rstd, b_reference, b_first_rstd, i_source, i_token, n_sources, n_tokens, n_left, BLOCK_M, BY_TOKEN
         )
         if tl.max(tl.where(b_sum > MAX_SUM, 1.0, 0.0), axis=0) > 0:  # not max(b_sum): a NaN would hide other rows
             i_again = tl.minimum(i_again, i_tile)
         b_factor = store_lse(p_lse, b_reference, b_sum, i_token, n_left, BLOCK_M)
-        b_stored = (b_o * b_factor[:, None]).to(p_o.dtype.element_ty)
-        store_output(p_weight, p_o, p_y, p_norm_rstd, b_stored, i_token, n_left, norm_eps, D, BLOCK_M, BLOCK_D)
+        b_stored = (b_o * b_factor[:, None]).to(p_h.dtype.element_ty)
+        store_output(p_output_rms_weight, p_h, p_y, p_norm_rstd, b_stored, i_token, n_left, norm_eps, D, BLOCK_M, BLOCK_D)
     if BLOCK_M == 1:
         # A computed 1: behind the loop the scalar unit writes a number that the vector unit takes. Without it CANN 8.5 sets
         # a flag before the last wait for it, where the vector unit uses bytes again that the scalar unit used.
@@ -234,9 +234,9 @@ def attn_res_forward_prefetch_kernel(
         p_stored = p_prefix if p_x is None else p_new_prefix
         s_stored = s_prefix if p_x is None else s_new_prefix
         forward_tiles(
-            p_v, p_table, p_weight, p_o, p_y, None, None, p_lse, p_norm_rstd, None, p_stored, None, None, None,
+            p_v, p_table, p_output_rms_weight, p_h, p_y, None, None, p_lse, p_norm_rstd, None, p_stored, None, None, None,
             b_g, i_again, n_tiles, tl.num_programs(0),
-            n_blocks, n_tokens, s_block, s_token, eps, norm_eps, n_slots, s_stored, 0, 0,
+            n_blocks, n_tokens, s_block, s_token, eps, norm_eps, max_blocks, s_stored, 0, 0,
             D, BLOCK_M, BLOCK_D, BY_TOKEN,
         )  # fmt: skip
 
@@ -258,16 +258,16 @@ def attn_res_forward_prefetch_kernel(
 # change neither without looking at timings.
 
 
-@triton.jit(do_not_specialize=["n_slots", "n_tokens"])
+@triton.jit(do_not_specialize=["max_blocks", "n_tokens"])
 def attn_res_backward_kernel(
     # read: the gradient of h, h where it was not rounded (None: it was), the sources, their table, weights, statistics
-    p_dh, p_h, p_v, p_table, p_query, p_norm, p_score, p_rstd, p_lse,
+    p_dh, p_h, p_v, p_table, p_query, p_rms_weight, p_score, p_rstd, p_lse,
     # written: gradients of the sources (None: none is needed); fp32 partial sums of dg [programs, D] (None: not needed)
     # for attn_res_add_partials_kernel, which makes dquery and drms_weight of them
     p_dv, p_dv_table, p_dg,
-    # the number of blocks (None: n_slots); the prefix, a gradient that reaches it from elsewhere, its whole gradient
+    # how many blocks count (None: max_blocks); the prefix, a gradient that reaches it from elsewhere, its whole gradient
     p_count, p_prefix, p_dprefix, p_dprefix_sum,
-    n_slots, n_tokens, s_block, s_token, s_dh, s_prefix, s_dprefix,
+    max_blocks, n_tokens, s_block, s_token, s_dh, s_prefix, s_dprefix,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,  # BLOCK_D >= D
 ):  # fmt: skip
     """Gradients of sources and prefix, and partial sums of dg; a tile has rows of one source, a token one or two sweeps."""
@@ -275,8 +275,8 @@ def attn_res_backward_kernel(
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     EXACT: tl.constexpr = BLOCK_D == D
     PREFETCH: tl.constexpr = p_h is None and BLOCK_M == 1  # in the first sweep
-    n_blocks = count_blocks(p_count, n_slots)
-    b_g = load_query(p_query, p_norm, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
+    n_blocks = count_blocks(p_count, max_blocks)
+    b_g = load_query(p_query, p_rms_weight, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
     if p_dg is not None:
         b_dg = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0)):
@@ -289,7 +289,7 @@ def attn_res_backward_kernel(
         b_lse = load_statistic(p_lse + i_token, n_left, BLOCK_M)  # [BLOCK_M]
         if p_prefix is not None:
             b_p = load_rows(p_prefix + i_token * s_prefix, s_prefix, n_left, D, BLOCK_M, BLOCK_D, EXACT)
-            i_row = tl.cast(n_slots, tl.int64) * n_tokens + i_token
+            i_row = tl.cast(max_blocks, tl.int64) * n_tokens + i_token
             b_p_score = load_statistic(p_score + i_row, n_left, BLOCK_M)
             b_p_rstd = load_statistic(p_rstd + i_row, n_left, BLOCK_M)
             b_p_alpha = tl.exp(b_p_score - b_lse)
@@ -351,9 +351,9 @@ def attn_res_backward_kernel(
 
 # The backward of one layer for Ascend, of one row a tile, where h was rounded.
 #
-# The first sweep over a token's blocks keeps every e_i = <dh, v_i>, up to SLOTS, so that the second sweep multiplies and
-# adds alone. A mask and a sum pick the numbers of a block from tiles of SLOTS numbers, those of the next block while the
-# current one is computed. Statistics are [tokens, sources]: one load brings those of a token.
+# The first sweep over a token's sources keeps every e_i = <dh, v_i> in a tile of MAX_SOURCES numbers, so that the second one
+# only multiplies and adds. A mask and a sum pick the numbers of one source, those of the next block while the current one is
+# computed. Statistics are [tokens, sources]: one load brings those of a token.
 #
 # The kernel loads the next rows while it computes. With HALVES it takes a row as two halves, one after the other: where
 # whole rows fill the chip, compilers for Ascend would put a product where the next row goes. Before the second sweep it
@@ -374,22 +374,22 @@ def store_piece(p_row, b_row, N: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def load_statistics(p_score, p_rstd, p_lse, i_token, n_rows, n_tokens):
-    """The scores and 1 / rms of a token [SLOTS], and its log-sum [1]; nothing is read of a token behind the last."""
+    """The scores and 1 / rms of a token [MAX_SOURCES], and its log-sum [1]; nothing is read of a token behind the last."""
     n_there = tl.where(i_token < n_tokens, n_rows, 0)
-    m_slot = tl.arange(0, SLOTS) < n_there
-    o_slot = i_token * n_rows + tl.arange(0, SLOTS)
-    b_score = tl.load(p_score + o_slot, mask=m_slot, other=NO_SCORE)
-    b_rstd = tl.load(p_rstd + o_slot, mask=m_slot, other=0.0)
+    m_source = tl.arange(0, MAX_SOURCES) < n_there
+    o_source = i_token * n_rows + tl.arange(0, MAX_SOURCES)
+    b_score = tl.load(p_score + o_source, mask=m_source, other=NO_SCORE)
+    b_rstd = tl.load(p_rstd + o_source, mask=m_source, other=0.0)
     b_lse = tl.load(p_lse + i_token + tl.arange(0, 1), mask=tl.arange(0, 1) < n_there, other=0.0)
     return b_score, b_rstd, b_lse
 
 
 @triton.jit
-def factors(b_score, b_rstd, b_lse, p_count, n_blocks, n_slots, D: tl.constexpr):
-    """alpha, alpha r and coef = slope alpha r, [SLOTS] each: the last two times e - delta are c and slope c."""
+def factors(b_score, b_rstd, b_lse, p_count, n_blocks, max_blocks, D: tl.constexpr):
+    """alpha, alpha r and coef = slope alpha r, [MAX_SOURCES] each: the last two times e - delta are c and slope c."""
     if p_count is not None:  # what lies between the blocks and the prefix was never written
-        o_slot = tl.arange(0, SLOTS).to(tl.float32)
-        m_other = (o_slot >= tl.cast(n_blocks, tl.float32)) & (o_slot < tl.cast(n_slots, tl.float32))
+        o_source = tl.arange(0, MAX_SOURCES).to(tl.float32)
+        m_other = (o_source >= tl.cast(n_blocks, tl.float32)) & (o_source < tl.cast(max_blocks, tl.float32))
         b_score = tl.where(m_other, NO_SCORE, b_score)
         b_rstd = tl.where(m_other, 0.0, b_rstd)
     b_alpha = tl.exp(b_score - b_lse)
@@ -398,12 +398,12 @@ def factors(b_score, b_rstd, b_lse, p_count, n_blocks, n_slots, D: tl.constexpr)
 
 
 @triton.jit
-def pick(b_alpha, b_c, b_slope_c, i_slot):
+def pick(b_alpha, b_c, b_slope_c, i_source):
     """The numbers of one source, [1] each."""
-    m_slot = tl.arange(0, SLOTS).to(tl.float32) == tl.cast(i_slot, tl.float32)
-    b_alpha = tl.sum(tl.where(m_slot, b_alpha, 0.0)[None, :], axis=1)
-    b_c = tl.sum(tl.where(m_slot, b_c, 0.0)[None, :], axis=1)
-    b_slope_c = tl.sum(tl.where(m_slot, b_slope_c, 0.0)[None, :], axis=1)
+    m_source = tl.arange(0, MAX_SOURCES).to(tl.float32) == tl.cast(i_source, tl.float32)
+    b_alpha = tl.sum(tl.where(m_source, b_alpha, 0.0)[None, :], axis=1)
+    b_c = tl.sum(tl.where(m_source, b_c, 0.0)[None, :], axis=1)
+    b_slope_c = tl.sum(tl.where(m_source, b_slope_c, 0.0)[None, :], axis=1)
     return b_alpha, b_c, b_slope_c
 
 
@@ -440,12 +440,12 @@ def gradient_offset(p_dv_table, i_block, i_token, n_tokens, D: tl.constexpr):
         return tl.load(p_dv_table + i_block) + i_token * D
 
 
-@triton.jit(do_not_specialize=["n_slots", "n_tokens"])
+@triton.jit(do_not_specialize=["max_blocks", "n_tokens"])
 def attn_res_backward_row_kernel(
     # as of attn_res_backward_kernel, without h; p_score and p_rstd are fp32 [n_tokens, sources]
-    p_dh, p_v, p_table, p_query, p_norm, p_score, p_rstd, p_lse, p_dv, p_dv_table, p_dg,
+    p_dh, p_v, p_table, p_query, p_rms_weight, p_score, p_rstd, p_lse, p_dv, p_dv_table, p_dg,
     p_count, p_prefix, p_dprefix, p_dprefix_sum,
-    n_slots, n_tokens, s_block, s_token, s_dh, s_prefix, s_dprefix,
+    max_blocks, n_tokens, s_block, s_token, s_dh, s_prefix, s_dprefix,
     D: tl.constexpr, BLOCK_D: tl.constexpr, HALVES: tl.constexpr,  # BLOCK_D >= D
 ):  # fmt: skip
     """Gradients and partial sums of dg, one row a tile, every <dh, v_i> kept."""
@@ -457,15 +457,15 @@ def attn_res_backward_row_kernel(
     N: tl.constexpr = C if HALVES else D
     REST: tl.constexpr = D - C
     HAS_DG: tl.constexpr = p_dg is not None
-    n_rows = n_slots if p_prefix is None else n_slots + 1
-    n_blocks = count_blocks(p_count, n_slots)
-    b_g = fetch_piece(p_query, N, C).to(tl.float32) * fetch_piece(p_norm, N, C).to(tl.float32)  # [1, C]
+    n_rows = max_blocks if p_prefix is None else max_blocks + 1
+    n_blocks = count_blocks(p_count, max_blocks)
+    b_g = fetch_piece(p_query, N, C).to(tl.float32) * fetch_piece(p_rms_weight, N, C).to(tl.float32)  # [1, C]
     b_dg = tl.zeros([1, C], tl.float32)
     if HALVES:
-        b_g_rest = fetch_piece(p_query + C, REST, C).to(tl.float32) * fetch_piece(p_norm + C, REST, C).to(tl.float32)
+        b_g_rest = fetch_piece(p_query + C, REST, C).to(tl.float32) * fetch_piece(p_rms_weight + C, REST, C).to(tl.float32)
         b_dg_rest = tl.zeros([1, C], tl.float32)
     p_first = p_v if p_table is None else block_at(p_v, p_table, s_block, 0)
-    o_slot = tl.arange(0, SLOTS).to(tl.float32)
+    o_source = tl.arange(0, MAX_SOURCES).to(tl.float32)
     i_next = tl.program_id(0).to(tl.int64)
     if HALVES:
         b_score, b_rstd, b_lse = load_statistics(p_score, p_rstd, p_lse, i_next, n_rows, n_tokens)
@@ -488,15 +488,15 @@ def attn_res_backward_row_kernel(
             b_dh = b_dh_next.to(tl.float32)
             b_score, b_rstd, b_lse = load_statistics(p_score, p_rstd, p_lse, i_token, n_rows, n_tokens)
         if HALVES:
-            b_alphas, b_alpha_rstds, b_coefs = factors(b_score, b_rstd, b_lse, p_count, n_blocks, n_slots, D)
+            b_alphas, b_alpha_rstds, b_coefs = factors(b_score, b_rstd, b_lse, p_count, n_blocks, max_blocks, D)
         # Computed zeros, as n_next < n_tokens always: compilers for Ascend keep a constant tile on chip, to copy it from.
-        b_e = tl.full([SLOTS], tl.where(n_next < n_tokens, 0.0, 1.0), tl.float32)
+        b_e = tl.full([MAX_SOURCES], tl.where(n_next < n_tokens, 0.0, 1.0), tl.float32)
         if p_prefix is not None:
             p_prefix_row = p_prefix + i_token * s_prefix
             b_dot = tl.sum(b_dh * fetch_piece(p_prefix_row, N, C).to(tl.float32), axis=1)
             if HALVES:
                 b_dot += tl.sum(b_dh_rest * fetch_piece(p_prefix_row + C, REST, C).to(tl.float32), axis=1)
-            b_e = tl.where(o_slot == tl.cast(n_slots, tl.float32), b_dot, b_e)
+            b_e = tl.where(o_source == tl.cast(max_blocks, tl.float32), b_dot, b_e)
         for i_block in tl.range(0, n_blocks):
             i_after = tl.where(i_block + 1 == n_blocks, 0, i_block + 1)  # the second sweep starts over
             p_after = block_at(p_v, p_table, s_block, i_after) + i_token * s_token
@@ -511,9 +511,9 @@ def attn_res_backward_row_kernel(
                 b_load = fetch_piece(p_after, N, C)
                 b_dot = tl.sum(b_dh * b_v, axis=1)  # [1]
             b_v = b_load.to(tl.float32)
-            b_e = tl.where(o_slot == i_block.to(tl.float32), b_dot, b_e)
+            b_e = tl.where(o_source == i_block.to(tl.float32), b_dot, b_e)
         if not HALVES:
-            b_alphas, b_alpha_rstds, b_coefs = factors(b_score, b_rstd, b_lse, p_count, n_blocks, n_slots, D)
+            b_alphas, b_alpha_rstds, b_coefs = factors(b_score, b_rstd, b_lse, p_count, n_blocks, max_blocks, D)
         b_e_minus_delta = b_e - tl.sum((b_alphas * b_e)[None, :], axis=1) / tl.sum(b_alphas[None, :], axis=1)
         b_cs, b_slope_cs = b_e_minus_delta * b_alpha_rstds, b_e_minus_delta * b_coefs
         b_alpha, b_c, b_slope_c = pick(b_alphas, b_cs, b_slope_cs, 0)
@@ -547,7 +547,7 @@ def attn_res_backward_row_kernel(
             b_alpha, b_c, b_slope_c = b_alpha_after, b_c_after, b_slope_c_after
             b_v = b_load.to(tl.float32)
         if p_prefix is not None:
-            b_alpha, b_c, b_slope_c = pick(b_alphas, b_cs, b_slope_cs, n_slots)
+            b_alpha, b_c, b_slope_c = pick(b_alphas, b_cs, b_slope_cs, max_blocks)
             p_added = None if p_dprefix is None else p_dprefix + i_token * s_dprefix
             p_out = None if p_dprefix_sum is None else p_dprefix_sum + i_token * D
             b_dg = prefix_gradient(p_prefix_row, p_added, p_out, b_dh, b_g, b_dg, b_alpha, b_c, b_slope_c, HAS_DG, N, C)

@@ -18,8 +18,8 @@ from ..formula import ALIGNMENT, NO_GRADIENT, count_blocks, exponentials, rms_in
 
 _ASSEMBLY = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")  # which Triton's interpreter does not know
 
-# Two slots suffice: a program publishes token t + 1 only after it has read token t from all, so that nobody still reads t
-# when t + 2 overwrites it.
+# Words for two turns suffice: a program publishes token t + 1 only after it has read token t from all others, so that nobody
+# still reads t when t + 2 overwrites it.
 TURNS = tl.constexpr(2)
 
 
@@ -170,24 +170,24 @@ def add_tile(tiles, m_block, g, b_max, b_sum, o, eps, D: tl.constexpr, CHUNKS: t
     return b_score, b_rstd, b_next, b_sum * b_shrink + tl.sum(b_weight, axis=0), sums
 
 
-@triton.jit(do_not_specialize=["n_slots", "n_tokens"])
+@triton.jit(do_not_specialize=["max_blocks", "n_tokens"])
 def attn_res_forward_sources_kernel(
     # read: the sources (see block_rows), the weights of scores and of the RMSNorm of h (None: there is none)
-    p_v, p_table, p_query, p_norm, p_weight,
+    p_v, p_table, p_query, p_rms_weight, p_output_rms_weight,
     # written: h, its RMSNorm; fp32 s and r [sources, n_tokens] (None: no backward follows), lse, 1 / rms(h)
-    p_o, p_y, p_score, p_rstd, p_lse, p_norm_rstd,
-    # how many blocks count (None: n_slots); the prefix, the layer's output, the new prefix, and the bank that takes that
+    p_h, p_y, p_score, p_rstd, p_lse, p_norm_rstd,
+    # how many blocks count (None: max_blocks); the prefix, the layer's output, the new prefix, and the bank that takes that
     p_count, p_prefix, p_x, p_new_prefix, p_append,
     others,  # a list's blocks after the first, a tuple; None: there is no list, or it is in the table
-    n_slots, n_tokens, s_block, s_token, eps, norm_eps, s_prefix, s_x, s_new_prefix,
+    max_blocks, n_tokens, s_block, s_token, eps, norm_eps, s_prefix, s_x, s_new_prefix,
     D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """h, its RMSNorm and the statistics, from one read of every source; a tile has several sources of a token."""
     CHUNKS: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
     g = ()
     for i in tl.static_range(CHUNKS):
-        g = g + (load_chunk(p_query, i, D, BLOCK_D) * load_chunk(p_norm, i, D, BLOCK_D),)
-    n_blocks = count_blocks(p_count, n_slots)
+        g = g + (load_chunk(p_query, i, D, BLOCK_D) * load_chunk(p_rms_weight, i, D, BLOCK_D),)
+    n_blocks = count_blocks(p_count, max_blocks)
     for i_turn in tl.range(tl.program_id(0), n_tokens, tl.num_programs(0)):
         i_token = i_turn.to(tl.int64)
         i_first = i_token * s_token
@@ -210,7 +210,7 @@ def attn_res_forward_sources_kernel(
                     p_end = p_append + tl.cast(n_blocks, tl.int64) * s_block + i_token * s_token
                     o_col, m_col = columns(i, D, BLOCK_D)
                     if p_count is not None:
-                        m_col &= n_blocks < n_slots
+                        m_col &= n_blocks < max_blocks
                     tl.store(p_end + o_col, b_o.to(p_end.dtype.element_ty), mask=m_col)
                 b_square, b_dot = b_square + b_o * b_o, b_dot + b_o * g[i]
                 o = o + (b_o,)
@@ -219,7 +219,7 @@ def attn_res_forward_sources_kernel(
             b_max = b_dot * b_prefix_rstd
             b_sum = tl.full([], 1.0, tl.float32)
             if p_score is not None:
-                i_row = tl.cast(n_slots, tl.int64) * n_tokens + i_token
+                i_row = tl.cast(max_blocks, tl.int64) * n_tokens + i_token
                 tl.store(p_score + i_row, b_max)
                 tl.store(p_rstd + i_row, b_prefix_rstd)
         for i_tile in tl.range(0, tl.cdiv(n_blocks, BLOCK_N), num_stages=STAGES):
@@ -235,18 +235,18 @@ def attn_res_forward_sources_kernel(
         b_square = tl.zeros([BLOCK_D], tl.float32)
         h = ()
         for i in tl.static_range(CHUNKS):
-            b_stored = (o[i] * (1.0 / b_sum)).to(p_o.dtype.element_ty)
-            store_chunk(p_o + i_token * D, b_stored, i, D, BLOCK_D)
-            if p_weight is not None:
+            b_stored = (o[i] * (1.0 / b_sum)).to(p_h.dtype.element_ty)
+            store_chunk(p_h + i_token * D, b_stored, i, D, BLOCK_D)
+            if p_output_rms_weight is not None:
                 b_h = b_stored.to(tl.float32)
                 b_square += b_h * b_h
                 h = h + (b_h,)
         if p_lse is not None:
             tl.store(p_lse + i_token, b_max + tl.log(b_sum))
-        if p_weight is not None:
+        if p_output_rms_weight is not None:
             b_norm_rstd = rms_inverse(tl.sum(b_square, axis=0), norm_eps, D)
             for i in tl.static_range(CHUNKS):
-                b_y = h[i] * b_norm_rstd * load_chunk(p_weight, i, D, BLOCK_D)
+                b_y = h[i] * b_norm_rstd * load_chunk(p_output_rms_weight, i, D, BLOCK_D)
                 store_chunk(p_y + i_token * D, b_y.to(p_y.dtype.element_ty), i, D, BLOCK_D)
             if p_norm_rstd is not None:
                 tl.store(p_norm_rstd + i_token, b_norm_rstd)
@@ -260,27 +260,27 @@ def load_weights(p_score, p_rstd, b_lse, o_row, m_block):
     return b_score, tl.where(m_block, tl.exp(b_score - b_lse), 0.0), b_rstd
 
 
-@triton.jit(do_not_specialize=["n_slots", "n_tokens", "needed"])
+@triton.jit(do_not_specialize=["max_blocks", "n_tokens", "needed"])
 def attn_res_backward_sources_kernel(
     # read: the gradient of h, the sources (see block_rows), the weights, the forward's statistics
-    p_dh, p_v, p_table, p_query, p_norm, p_score, p_rstd, p_lse,
+    p_dh, p_v, p_table, p_query, p_rms_weight, p_score, p_rstd, p_lse,
     # written: gradients of the sources (None: none is needed); fp32 partial sums of dg [programs, D] (None: not needed)
     # for attn_res_add_partials_kernel, which makes dquery and drms_weight of them
     p_dv, p_dv_table, p_dg,
-    # how many blocks count (None: n_slots); the prefix, a gradient that reaches it from elsewhere, its whole gradient
+    # how many blocks count (None: max_blocks); the prefix, a gradient that reaches it from elsewhere, its whole gradient
     p_count, p_prefix, p_dprefix, p_dprefix_sum,
     others, gradients,  # a list's blocks after the first, and their gradients, tuples; None: as block_rows says
-    n_slots, n_tokens, s_block, s_token, s_dh, s_prefix, s_dprefix,
+    max_blocks, n_tokens, s_block, s_token, s_dh, s_prefix, s_dprefix,
     needed: tl.int64,  # bit i: block i of a list needs a gradient
     D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr,
-    HELD: tl.constexpr,  # n_slots <= BLOCK_N
+    HELD: tl.constexpr,  # max_blocks <= BLOCK_N
     ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Gradients of sources and prefix, and partial sums of dg; a tile has several sources of a token."""
     SUM_H: tl.constexpr = BLOCK_D <= 8192
     o_col = tl.arange(0, BLOCK_D)
-    b_g = load_row(p_query, D, BLOCK_D) * load_row(p_norm, D, BLOCK_D)
-    n_blocks = count_blocks(p_count, n_slots)
+    b_g = load_row(p_query, D, BLOCK_D) * load_row(p_rms_weight, D, BLOCK_D)
+    n_blocks = count_blocks(p_count, max_blocks)
     b_dg = tl.zeros([BLOCK_D], tl.float32)
     for i_turn in tl.range(tl.program_id(0), n_tokens, tl.num_programs(0), num_stages=STAGES if HELD else 1):
         i_token = i_turn.to(tl.int64)
@@ -289,7 +289,7 @@ def attn_res_backward_sources_kernel(
         b_lse = tl.load(p_lse + i_token + tl.arange(0, 1))  # [1]: Triton loads no scalar ahead
         if p_prefix is not None:
             b_p = load_row(p_prefix + i_token * s_prefix, D, BLOCK_D)
-            o_prefix = tl.cast(n_slots, tl.int64) * n_tokens + i_token + tl.arange(0, 1)
+            o_prefix = tl.cast(max_blocks, tl.int64) * n_tokens + i_token + tl.arange(0, 1)
             b_p_score, b_p_rstd = tl.load(p_score + o_prefix), tl.load(p_rstd + o_prefix)
             b_p_alpha = tl.exp(b_p_score - b_lse)
             b_p_e = tl.sum(b_p * b_dh, axis=0)
@@ -376,22 +376,22 @@ def add_fours(a0, a1, a2, a3, b0, b1, b2, b3):
     return a0 + b0, a1 + b1, a2 + b2, a3 + b3
 
 
-@triton.jit(do_not_specialize=["n_slots", "n_tokens", "needed"])
+@triton.jit(do_not_specialize=["max_blocks", "n_tokens", "needed"])
 def attn_res_backward_shared_kernel(
     # as of attn_res_backward_sources_kernel; p_dg: fp32 [programs / SHARE * TILES, D]
-    p_dh, p_v, p_table, p_query, p_norm, p_score, p_rstd, p_lse, p_dv, p_dv_table, p_dg,
+    p_dh, p_v, p_table, p_query, p_rms_weight, p_score, p_rstd, p_lse, p_dv, p_dv_table, p_dg,
     p_count, p_prefix, p_dprefix, p_dprefix_sum,
     # int64, zeros before the launch: [programs / SHARE, TURNS, SHARE, BLOCK_N, or BLOCK_N + 1 with a prefix]
     p_words,
     others, gradients,
-    n_slots, n_tokens, s_block, s_token, s_dh, s_prefix, s_dprefix,
+    max_blocks, n_tokens, s_block, s_token, s_dh, s_prefix, s_dprefix,
     needed: tl.int64,
     D: tl.constexpr,
-    PER_TILE: tl.constexpr, TILES: tl.constexpr,  # n_slots <= PER_TILE * TILES
+    PER_TILE: tl.constexpr, TILES: tl.constexpr,  # max_blocks <= PER_TILE * TILES
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,  # a program's tile: BLOCK_N >= PER_TILE, SHARE * BLOCK_D >= D * TILES
     VECTOR: tl.constexpr,  # adjacent columns of a thread: warps divide columns; a thread has the same ones of every source
     STAGES: tl.constexpr, SHARE: tl.constexpr,
-    SLOTS: tl.constexpr,  # a power of two, >= SHARE
+    PARTS: tl.constexpr,  # a power of two, >= SHARE
     ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Gradients of sources and prefix, and partial sums of dg, the gradient of query * rms_weight.
@@ -408,21 +408,21 @@ def attn_res_backward_shared_kernel(
     m_col = (o_col < D) | (D % BLOCK_D == 0)
     m_first = m_col & (i_tile == 0)  # the prefix comes with the first tile
     o_block = tl.arange(0, BLOCK_N)
-    n_blocks = count_blocks(p_count, n_slots)
+    n_blocks = count_blocks(p_count, max_blocks)
     n_in_tile = tl.minimum(n_blocks - i_tile * PER_TILE, PER_TILE)
     m_block = o_block < n_in_tile
     bits = ((needed >> (i_tile * PER_TILE)) & ((1 << PER_TILE) - 1)).to(tl.int32)  # as `needed`, of the program's blocks
-    # All programs' words, [SLOTS * BLOCK_N]. In one dimension: in two, Triton gives loads and `collect` different layouts,
+    # All programs' words, [PARTS * BLOCK_N]. In one dimension: in two, Triton gives loads and `collect` different layouts,
     # and waits in both.
-    o_slot = tl.arange(0, SLOTS * BLOCK_N) // BLOCK_N
-    o_in_tile = tl.arange(0, SLOTS * BLOCK_N) % BLOCK_N
-    o_all = o_slot // PROGRAMS * PER_TILE + o_in_tile
-    m_all = (o_slot < SHARE) & (o_in_tile < PER_TILE) & (o_all < n_blocks)
-    m_same_tile = o_slot // PROGRAMS == i_tile
-    m_first_part = o_slot == i_tile * PROGRAMS
-    o_word = tl.minimum(o_slot, SHARE - 1) * N_WORDS + o_in_tile
+    o_part = tl.arange(0, PARTS * BLOCK_N) // BLOCK_N
+    o_in_tile = tl.arange(0, PARTS * BLOCK_N) % BLOCK_N
+    o_all = o_part // PROGRAMS * PER_TILE + o_in_tile
+    m_all = (o_part < SHARE) & (o_in_tile < PER_TILE) & (o_all < n_blocks)
+    m_same_tile = o_part // PROGRAMS == i_tile
+    m_first_part = o_part == i_tile * PROGRAMS
+    o_word = tl.minimum(o_part, SHARE - 1) * N_WORDS + o_in_tile
     b_g = tl.load(p_query + o_col, mask=m_col, other=0.0).to(tl.float32)
-    b_g *= tl.load(p_norm + o_col, mask=m_col, other=0.0).to(tl.float32)
+    b_g *= tl.load(p_rms_weight + o_col, mask=m_col, other=0.0).to(tl.float32)
     b_dg = tl.zeros([BLOCK_D], tl.float32)
     p_words += tl.cast(i_group, tl.int64) * (TURNS * SHARE * N_WORDS)
     turn = 1
@@ -435,14 +435,14 @@ def attn_res_backward_shared_kernel(
         b_dh = tl.load(p_dh + i_token * s_dh + o_col, mask=m_col, other=0.0).to(tl.float32)
         b_lse = tl.load(p_lse + i_token + tl.arange(0, 1))  # [1]: as in attn_res_backward_sources_kernel
         o_statistic = o_all.to(tl.int64) * n_tokens + i_token
-        b_score = tl.load(p_score + o_statistic, mask=m_all, other=0.0)  # these [SLOTS * BLOCK_N]
+        b_score = tl.load(p_score + o_statistic, mask=m_all, other=0.0)  # these [PARTS * BLOCK_N]
         b_rstd = tl.load(p_rstd + o_statistic, mask=m_all, other=0.0)
         b_alpha = tl.where(m_all, tl.exp(b_score - b_lse), 0.0)
         p_part = p_words + (turn % TURNS) * (SHARE * N_WORDS)
         p_published = p_part + i_part * N_WORDS
         if p_prefix is not None:
             b_p = tl.load(p_prefix + i_token * s_prefix + o_col, mask=m_first, other=0.0).to(tl.float32)
-            o_prefix = tl.cast(n_slots, tl.int64) * n_tokens + i_token + tl.arange(0, 1)
+            o_prefix = tl.cast(max_blocks, tl.int64) * n_tokens + i_token + tl.arange(0, 1)
             b_p_score, b_p_rstd = tl.load(p_score + o_prefix), tl.load(p_rstd + o_prefix)
             publish(p_published + BLOCK_N, tl.sum(b_p * b_dh, axis=0), turn)
         publish(p_published + o_block, tl.sum(widen_tile(b_v) * b_dh[None, :], axis=1), turn)
@@ -451,10 +451,10 @@ def attn_res_backward_shared_kernel(
         b_delta, b_sum = tl.reduce((b_alpha * b_part, b_alpha), 0, add_pairs)
         b_e, b_alpha, b_rstd, b_slope = tl.reduce(
             (
-                tl.reshape(tl.where(m_same_tile, b_part, 0.0), [SLOTS, BLOCK_N]),
-                tl.reshape(tl.where(m_first_part, b_alpha, 0.0), [SLOTS, BLOCK_N]),
-                tl.reshape(tl.where(m_first_part, b_rstd, 0.0), [SLOTS, BLOCK_N]),
-                tl.reshape(tl.where(m_first_part, slope(b_score, b_rstd, D), 0.0), [SLOTS, BLOCK_N]),
+                tl.reshape(tl.where(m_same_tile, b_part, 0.0), [PARTS, BLOCK_N]),
+                tl.reshape(tl.where(m_first_part, b_alpha, 0.0), [PARTS, BLOCK_N]),
+                tl.reshape(tl.where(m_first_part, b_rstd, 0.0), [PARTS, BLOCK_N]),
+                tl.reshape(tl.where(m_first_part, slope(b_score, b_rstd, D), 0.0), [PARTS, BLOCK_N]),
             ),
             0,
             add_fours,
@@ -462,7 +462,7 @@ def attn_res_backward_shared_kernel(
         b_delta = tl.zeros([1], tl.float32) + b_delta
         b_sum *= 1.0 / PROGRAMS  # every program's words have each alpha
         if p_prefix is not None:
-            o_program = tl.arange(0, SLOTS)
+            o_program = tl.arange(0, PARTS)
             b_p_e = collect(p_part + tl.minimum(o_program, PROGRAMS - 1) * N_WORDS + BLOCK_N, turn)
             b_p_e = tl.sum(tl.where(o_program < PROGRAMS, b_p_e, 0.0), axis=0)
             b_p_alpha = tl.exp(b_p_score - b_lse)

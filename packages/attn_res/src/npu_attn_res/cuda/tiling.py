@@ -162,7 +162,7 @@ _BACKWARD = Kernel(
 _LAYERS = Kernel("attn_res_layers_kernel", LAYER_CONSTANTS)
 _COOPERATING = Kernel(
     "attn_res_backward_shared_kernel",
-    ("D", "PER_TILE", "TILES", "BLOCK_N", "BLOCK_D", "VECTOR", "STAGES", "SHARE", "SLOTS", "ALIGNED"),
+    ("D", "PER_TILE", "TILES", "BLOCK_N", "BLOCK_D", "VECTOR", "STAGES", "SHARE", "PARTS", "ALIGNED"),
 )
 
 
@@ -204,7 +204,7 @@ class CudaTiling(TokenTiling):
             "STAGES": self.stages,
             "HELD": self.way is Way.IN_REGISTERS,
             "SHARE": self.cooperating,
-            "SLOTS": power_of_two(max(1, self.cooperating)),
+            "PARTS": power_of_two(max(1, self.cooperating)),
             "TILES": self.tiles,
             "PER_TILE": ceil(shape.n_sources / self.tiles),
             "VECTOR": min(16 // shape.itemsize, max(1, self.block_d // (self.warps * WARP))),

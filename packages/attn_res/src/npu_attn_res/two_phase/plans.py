@@ -60,16 +60,16 @@ from .operator import (
 @triton.jit(do_not_specialize=["n_blocks", "n_tokens"])
 def attn_res_layers_kernel(
     # read: sources, their table (None: source i lies at i * s_block), [S, D] queries, rms_weight of one or of S rows
-    p_v, p_table, p_query, p_norm,
+    p_v, p_table, p_query, p_rms_weight,
     # written: o [n_tokens, S, D]; fp32 s [n_blocks, n_tokens, S], None: no backward follows; r [n_blocks, n_tokens]; lse
     p_o, p_score, p_rstd, p_lse,
-    n_blocks, n_tokens, s_block, s_token, s_norm, eps,
+    n_blocks, n_tokens, s_block, s_token, s_weight, eps,
     D: tl.constexpr, S: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """o and lse of several layers, and the statistics, from one read of every source."""
     ROWS: tl.constexpr = BLOCK_M * BLOCK_S
-    b_g = load_query(p_query, p_norm, s_norm, D, S, BLOCK_S, BLOCK_D)  # [BLOCK_S, BLOCK_D]
+    b_g = load_query(p_query, p_rms_weight, s_weight, D, S, BLOCK_S, BLOCK_D)  # [BLOCK_S, BLOCK_D]
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0)):
         i_token = i_tile.to(tl.int64) * BLOCK_M
         n_left = (n_tokens - i_token).to(tl.int32)
@@ -94,7 +94,7 @@ def attn_res_layers_kernel(
 @triton.jit(do_not_specialize=["n_tokens"])
 def attn_res_merge_kernel(
     # read: a layer's first phase, the prefix, a layer's output that joins it (None: there is none), the weights
-    p_o, p_lse, p_prefix, p_x, p_query, p_norm, p_weight,
+    p_o, p_lse, p_prefix, p_x, p_query, p_rms_weight, p_output_rms_weight,
     # written: h, its RMSNorm (None: there is no weight), the new prefix; fp32 [n_tokens], None: no backward follows
     p_h, p_y, p_new_prefix, p_score, p_rstd, p_norm_rstd,
     n_tokens, s_o, s_prefix, s_x, eps, norm_eps,
@@ -104,7 +104,7 @@ def attn_res_merge_kernel(
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     EXACT: tl.constexpr = BLOCK_D == D
-    b_g = load_query(p_query, p_norm, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
+    b_g = load_query(p_query, p_rms_weight, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0)):
         i_token = i_tile.to(tl.int64) * BLOCK_M
         n_left = (n_tokens - i_token).to(tl.int32)
@@ -120,15 +120,15 @@ def attn_res_merge_kernel(
         if p_score is not None:
             store_statistic(p_score + i_token, b_score, n_left, BLOCK_M)
             store_statistic(p_rstd + i_token, b_rstd, n_left, BLOCK_M)
-        if p_weight is not None:
+        if p_output_rms_weight is not None:
             b_h = widen(b_stored)
-            normalise_rows(b_h, p_weight, p_y, p_norm_rstd, i_token, n_left, norm_eps, D, BLOCK_M, BLOCK_D)
+            normalise_rows(b_h, p_output_rms_weight, p_y, p_norm_rstd, i_token, n_left, norm_eps, D, BLOCK_M, BLOCK_D)
 
 
 @triton.jit(do_not_specialize=["n_tokens"])
 def attn_res_merge_backward_kernel(
     # read: gradients of h and, from elsewhere, of the new prefix (None: there is none); what the forward read and stored
-    p_dh, p_dprefix, p_o, p_lse, p_new_prefix, p_query, p_norm, p_score, p_rstd,
+    p_dh, p_dprefix, p_o, p_lse, p_new_prefix, p_query, p_rms_weight, p_score, p_rstd,
     # written: do, fp32 and contiguous, dlse, the prefix's gradient; fp32 partial sums of dg [programs, D] (None: not needed)
     # for attn_res_add_partials_kernel, which makes dquery and drms_weight of them
     p_do, p_dlse, p_dprefix_sum, p_dg,
@@ -139,7 +139,7 @@ def attn_res_merge_backward_kernel(
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     EXACT: tl.constexpr = BLOCK_D == D
-    b_g = load_query(p_query, p_norm, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
+    b_g = load_query(p_query, p_rms_weight, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
     if p_dg is not None:
         b_dg = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0)):
@@ -199,7 +199,7 @@ def phase1(p: Plan, call: Phase1) -> tuple[Any, ...]:
             "p_v": v.at.base,
             "p_table": v.at.table,
             "p_query": p.contiguous(call.queries),
-            "p_norm": p.contiguous(call.rms_weight),
+            "p_rms_weight": p.contiguous(call.rms_weight),
         },
         writes={"p_o": o, "p_score": score, "p_rstd": rstd, "p_lse": lse},
         sizes={
@@ -207,7 +207,7 @@ def phase1(p: Plan, call: Phase1) -> tuple[Any, ...]:
             "n_tokens": v.n_tokens,
             "s_block": v.s_block,
             "s_token": v.s_token,
-            "s_norm": 0 if call.rms_weight.dim() == 1 else v.width,
+            "s_weight": 0 if call.rms_weight.dim() == 1 else v.width,
             "eps": call.eps,
         },
     )
@@ -289,8 +289,8 @@ def merge(p: Plan, call: Merge) -> tuple[Any, ...]:
             "p_prefix": prefix,
             "p_x": x,
             "p_query": p.contiguous(call.query),
-            "p_norm": p.contiguous(call.rms_weight),
-            "p_weight": p.contiguous(call.output_rms_weight),
+            "p_rms_weight": p.contiguous(call.rms_weight),
+            "p_output_rms_weight": p.contiguous(call.output_rms_weight),
         },
         writes={f"p_{name}": each for name, each in results.items()},
         sizes={
@@ -336,7 +336,7 @@ def merge_backward(p: Plan, call: MergeBackward) -> tuple[Any, ...]:
             "p_lse": p.contiguous(call.lse),
             "p_new_prefix": prefix,
             "p_query": query,
-            "p_norm": norm,
+            "p_rms_weight": norm,
             "p_score": p.contiguous(call.score),
             "p_rstd": p.contiguous(call.rstd),
         },
