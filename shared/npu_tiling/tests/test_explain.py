@@ -99,7 +99,7 @@ def test_a_dry_run_lists_plans_of_any_size():
     assert first.slots[0].shape == (2**40,) and first.slots[0].dtype is torch.float32 and first.numbers == (2.0,)
     assert first.slots[1].base == second.slots[0].base != first.slots[0].base
     assert first.decision.constants["BLOCK_N"] == 8 and call.direction == "forward"
-    assert "test_explain.py:" in first.asked.place and first.asked.function == "plan"
+    assert "test_explain.py:" in first.origin.place and first.origin.function == "plan"
     assert device_for(torch.device("cpu")) is None
 
 

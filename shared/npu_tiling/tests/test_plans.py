@@ -288,7 +288,7 @@ def test_a_plan_needs_no_data_and_its_tiles_can_be_set():
     first = plan.steps[2]
     assert (first.kernel, first.grid, first.numbers) == ("scale_kernel", 2**20, (2**26, 2.0))
     assert first.reads == {"p_x": plan.arguments[0]} and first.writes == {"p_y": plan.results[0]}
-    assert first.asked.function == "scale" and "test_plans.py:" in first.asked.place
+    assert first.origin.function == "scale" and "test_plans.py:" in first.origin.place
     assert plan_of(x, scale=Tile(1024)).steps[2].grid == 2**16
 
 
@@ -638,7 +638,7 @@ def test_steps_are_those_of_the_caller_of_a_module_that_says_so(monkeypatch):
     x = plan.argument(torch.ones(3))
     exec("PLANS_FOR_CALLERS = True\ndef add(p, x, how): return p.torch(how, x)", scope := {})
     scope["add"](plan, x, torch.neg)
-    assert plan.steps[-1].asked.function == "test_steps_are_those_of_the_caller_of_a_module_that_says_so"
+    assert plan.steps[-1].origin.function == "test_steps_are_those_of_the_caller_of_a_module_that_says_so"
 
 
 def test_steps_run_once():

@@ -219,8 +219,8 @@ def _key(kinds: Mapping[str, Any]) -> Callable[..., tuple[Any, ...] | None]:
 
     A key has the device of the first tensor, then of each tensor shape, strides (True where it is contiguous), dtype and
     device index, of a list whether it is aligned (`are_aligned`) too, and of each option value and type. Its last three
-    entries have names: `UNALIGNED`, `IS_ALIGNED` and `IS_PLAIN`. The
-    function returns None where a tensor has no address, as inside a transform of torch.func.
+    entries have names: `UNALIGNED`, `IS_ALIGNED` and `IS_PLAIN`. The function returns None where a tensor has no address, as
+    inside a transform of torch.func.
     """
     first = next(field for field, kind in kinds.items() if kind is Tensor)
     alone = [field for field, kind in kinds.items() if kind in (Tensor, Tensor | None)]  # in no list

@@ -412,8 +412,8 @@ def _explained(direction: str, launch: Launch, later: Sequence[Any]) -> Explaine
         module=launch.full_module,
         defined_at=source.place,
         summary=source.summary,
-        called_from=launch.asked.place,
-        caller=launch.asked.function,
+        called_from=launch.origin.place,
+        caller=launch.origin.function,
         grid=launch.grid,
         blocks=blocks,
         flags={name: value for name, value in constants.items() if name not in blocks},
@@ -434,7 +434,7 @@ def _called(direction: str, step: Torch) -> TorchCall:
     place: dict[str, Any] = {
         "direction": direction,
         "name": _NAMES.get(name, name),
-        "called_from": step.asked.place,
+        "called_from": step.origin.place,
         "read": _described(read),
         "written": _described(written),
     }
@@ -480,7 +480,7 @@ def _adder(launch: Launch, later: Sequence[Any]) -> str:
             if written & {slot.base for slot in _slots(step.arguments)}:
                 name = _name_of(step)
                 if name.startswith("sum"):
-                    return f"PyTorch's sum ({step.asked.place})"
+                    return f"PyTorch's sum ({step.origin.place})"
                 if name in _NAMES:
                     written.update(slot.base for slot in filter(None, step.made))
     return ""

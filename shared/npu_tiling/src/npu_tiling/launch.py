@@ -6,6 +6,7 @@ autograd runs the backward of accelerator tensors on threads of its own, and a l
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -20,18 +21,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import doctor as installation
 from .budget import GPUResourcesError, TileTooLargeError, UnifiedBufferError, persistent_grid
+from .chips import Device, dry_device
 from .direct import DirectCall, Watchers, always_specialised, observe, specialisation, unspecialised
 from .doctor import BY_CANN
 
 if TYPE_CHECKING:
     import torch
-
-    from .direct import DirectCall, Watchers
-
-
-import contextlib
-
-from .chips import Device, dry_device
 
 _numbers = itertools.count()
 _numbered: dict[Hashable, int] = {}
@@ -48,7 +43,7 @@ class Tiling:
     It has also `why`, the reason, and `decided_at`, file and line of the table's row.
 
     Attributes:
-        way: the method that the table's row stands for; empty where there is one.
+        way: the method that the table's row stands for; empty where the table has one method alone.
     """
 
     way: Any = ""
@@ -237,7 +232,8 @@ class Launcher:
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
         self._plain = unspecialised(kernel)
-        self._calls: dict[Hashable, Any] = {}  # what the JIT compiled, then a DirectCall; None: the JIT every time
+        # By `_compiled_for`: what the JIT compiled, after the second launch a DirectCall; None: the JIT every time.
+        self._calls: dict[Hashable, Any] = {}
         self._places: dict[torch.device, tuple[str, int, Callable[[], int] | None]] = {}
         triton = sys.modules["triton"]
         self._watchers = Watchers(triton, kernel)
@@ -287,22 +283,22 @@ class Launcher:
         if dtypes is None:
             launch_by_jit()
             return
-        slot = self._slot(key, index, scalars, dtypes)
-        call = self._calls.get(slot, _NEVER)
+        compiled_for = self._compiled_for(key, index, scalars, dtypes)
+        call = self._calls.get(compiled_for, _NEVER)
         if type(call) is DirectCall:
             try:
                 call.launch(index, grid, pointers, scalars)
             except TypeError:  # it takes no addresses, and nothing was launched
-                self._calls[slot] = None
+                self._calls[compiled_for] = None
                 launch_by_jit()
                 return
         elif call is None:
             launch_by_jit()
         elif call is _NEVER:
-            self._calls[slot] = launch_by_jit()
+            self._calls[compiled_for] = launch_by_jit()
         else:
             arguments = (*tensors, *scalars)
-            self._calls[slot] = observe(call, launch_by_jit, grid, arguments, self._streams(kind), index, on_cuda)
+            self._calls[compiled_for] = observe(call, launch_by_jit, grid, arguments, self._streams(kind), index, on_cuda)
 
     def direct_call(
         self, key: Hashable, grid: int, device: torch.device, dtypes: Sequence[Any], scalars: tuple[Any, ...]
@@ -310,7 +306,7 @@ class Launcher:
         """How a launch of aligned tensors of these dtypes is called without the JIT; None: through the JIT."""
         if device.type == "cpu" or not self._possible or (device.type == "npu" and grid > _MOST_PROGRAMS):
             return None
-        call = self._calls.get(self._slot(key, device.index, scalars, dtypes))
+        call = self._calls.get(self._compiled_for(key, device.index, scalars, dtypes))
         return (call, self._watchers) if type(call) is DirectCall else None
 
     def _pointers_on_cuda(self, tensors: Sequence[Any]) -> tuple[list[Any], list[Any] | None]:
@@ -341,13 +337,13 @@ class Launcher:
                 direct &= tensor.is_cuda  # the JIT refuses others in words, a kernel would read through the address
         return pointers, None if not direct or bits % _ALIGNMENT else dtypes
 
-    def _slot(self, key: Hashable, index: int, scalars: tuple[Any, ...], dtypes: Sequence[Any]) -> Hashable:
+    def _compiled_for(self, key: Hashable, index: int, scalars: tuple[Any, ...], dtypes: Sequence[Any]) -> Hashable:
         """Equal for launches that share a compiled kernel."""
         plain = self._plain[len(dtypes) :] if self._plain else always_specialised(len(scalars))
         return key, index, tuple(specialisation(scalars, plain)), *dtypes
 
     def _streams(self, kind: str) -> list[Callable[[int], Any]]:
-        """Who may know the current stream: first torch_npu, of which triton-ascend's driver asks it more slowly."""
+        """Functions that give the current stream, the fastest first: triton-ascend's driver asks torch_npu itself."""
         of_torch = _of_torch_npu("_npu_getCurrentRawStream") if kind == "npu" else None
         return [*filter(None, [of_torch]), self._driver.active.get_current_stream]
 

@@ -28,9 +28,13 @@ class Operator:
     JIT, the plan becomes a Python function, which later calls with that key run. They run the steps again under `use_device`
     and under a dispatch mode of PyTorch, while launches are listed, and whenever the function returns None.
 
-    Who calls what: a public function `again`, then, with arguments that it has checked, the operator itself; PyTorch's
-    dispatcher `run`; a backward that autograd is not to record `below_autograd`; `explain` and tests `plan`. All but `plan`
-    end in `_run`, which has the function, or in `_by_steps`.
+    Its entries, of which all but `plan` end in `_run`, which has the function, or in `_by_steps`:
+
+        again              a public function calls it first: an equal call was checked before
+        __call__           a public function calls it with arguments that it has checked
+        run                PyTorch's dispatcher calls it
+        below_autograd     a backward calls it where autograd is not to record the call
+        plan               `explain` and tests call it: nothing runs
 
     Attributes:
         signature: schema, fake function and key, derived from the record.

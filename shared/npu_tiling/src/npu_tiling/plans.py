@@ -100,7 +100,7 @@ Given: TypeAlias = Slot | tuple[Slot, ...] | None
 """What a launch is given for a pointer: a slot, a tuple of them, `Reached`, or None."""
 
 
-class Asked(NamedTuple):
+class Origin(NamedTuple):
     """The line of code that added a step to a plan.
 
     Attributes:
@@ -123,14 +123,14 @@ class New(NamedTuple):
     """Allocate memory."""
 
     slot: Slot
-    asked: Asked
+    origin: Origin
 
 
 class View(NamedTuple):
     """Make a slot that shares another slot's memory; of another dtype it has the memory's bits."""
 
     slot: Slot
-    asked: Asked
+    origin: Origin
 
 
 class Torch(NamedTuple):
@@ -146,7 +146,7 @@ class Torch(NamedTuple):
     arguments: tuple[Any, ...]
     made: tuple[Slot | None, ...]
     writes: tuple[Slot, ...]
-    asked: Asked
+    origin: Origin
 
 
 class Launch(NamedTuple):
@@ -158,7 +158,7 @@ class Launch(NamedTuple):
         grid: number of programs.
         reads, writes: slots, or tuples of them, by the name of the kernel's parameter; None: the call has no such tensor.
         slots, numbers: the kernel's arguments in its order: all slots, then the numbers.
-        asked: the line of code that added the step.
+        origin: the line of code that added the step.
     """
 
     kernels: Kernels
@@ -170,7 +170,7 @@ class Launch(NamedTuple):
     writes: Mapping[str, Given]
     slots: tuple[Given, ...]
     numbers: tuple[Number, ...]
-    asked: Asked
+    origin: Origin
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -235,7 +235,7 @@ class Plan:
         if like is None:
             return None
         slot = self._slot(like)
-        self.steps.append(New(slot, _asked()))
+        self.steps.append(New(slot, _origin()))
         return slot
 
     def view(
@@ -249,13 +249,13 @@ class Plan:
         number, dtype = next(self._numbers), dtype or of.dtype
         start += of.start * of.dtype.itemsize // dtype.itemsize
         slot = Slot(number, tuple(shape), tuple(strides), dtype, of.base, start)
-        self.steps.append(View(slot, _asked()))
+        self.steps.append(View(slot, _origin()))
         return slot
 
     def descriptor(self, of: Any, block: Sequence[int], describe: Callable[..., Any]) -> Any:
         """A slot for a descriptor of tiles of a matrix, which `describe(matrix, *block)` makes when the plan runs."""
         made = replace(of, number=next(self._numbers), block=tuple(block))
-        self.steps.append(Torch(describe, (of, *block), (made,), (), _asked()))
+        self.steps.append(Torch(describe, (of, *block), (made,), (), _origin()))
         return made
 
     def torch(
@@ -279,7 +279,7 @@ class Plan:
         self._order([each for each in arguments if each is None or type(each) is not Slot or each not in writes], writes)
         wanted: Sequence[Empty | None] = [makes] if isinstance(makes, Empty) else makes or []
         made = tuple([None if each is None else self._slot(each) for each in wanted])
-        self.steps.append(Torch(function, arguments, made, tuple(writes), _asked()))
+        self.steps.append(Torch(function, arguments, made, tuple(writes), _origin()))
         return made[0] if isinstance(makes, Empty) else made
 
     def contiguous(self, slot: Any) -> Any:
@@ -342,7 +342,7 @@ class Plan:
         slots = tuple([tensors[each] for each in parameters if each in tensors])
         numbers = tuple([sizes[each] for each in parameters if each in sizes])
         kernels, module_in_package = kernels_of(module)
-        self.steps.append(Launch(kernels, module_in_package, name, chosen, grid, reads, writes, slots, numbers, _asked()))
+        self.steps.append(Launch(kernels, module_in_package, name, chosen, grid, reads, writes, slots, numbers, _origin()))
 
     def last_uses(self, *, by_address: bool = False) -> list[list[int]]:
         """For each step the numbers of the slots that no later step uses: their tensors can be freed after the step.
@@ -386,14 +386,14 @@ def slots_in(values: Iterable[Any]) -> list[Slot]:
     return [each for each in flat(values) if type(each) is Slot]
 
 
-def _asked() -> Asked:
-    """The line that called a method of `Plan`: outside this module and those that say `PLANS_FOR_CALLERS`."""
+def _origin() -> Origin:
+    """The line that called a method of `Plan`, outside this module and outside modules with a global `PLANS_FOR_CALLERS`."""
     frame = sys._getframe(2)
     while frame.f_code.co_filename == __file__ or "PLANS_FOR_CALLERS" in frame.f_globals:  # `contiguous` calls `torch`
         assert frame.f_back is not None
         frame = frame.f_back
     code = frame.f_code
-    return Asked(frame.f_globals["__name__"], code.co_filename, code.co_name, frame.f_lineno)
+    return Origin(frame.f_globals["__name__"], code.co_filename, code.co_name, frame.f_lineno)
 
 
 def run_plan(
@@ -500,8 +500,8 @@ def _with_smaller_tiling(
     launching.replaced[decision.name, tiling] = following
     after, first = again(launching.replaced), decision.first_step
     done = plan.steps[first:i]
-    asked = [[step.asked for step in each.steps[:first]] for each in (plan, after)]
-    assert asked[0] == asked[1], "steps before a decision do not depend on it"
+    origins = [[step.origin for step in each.steps[:first]] for each in (plan, after)]
+    assert origins[0] == origins[1], "steps before a decision do not depend on it"
     assert not any(_writes_argument(plan, each) for each in done), "a step that would run again wrote to an argument"
     return after, first
 

@@ -14,7 +14,7 @@ from ..call import Options
 from ..head import part
 from ..tiling import ChunkKernel, ChunkShape, chunk_tiling
 
-PLANS_FOR_CALLERS = True  # launches are those of the pages that have the kernels
+PLANS_FOR_CALLERS = True  # so that `explain` names the line that calls a function of this page (npu_tiling/plans.py)
 
 
 class TargetFacts(NamedTuple):

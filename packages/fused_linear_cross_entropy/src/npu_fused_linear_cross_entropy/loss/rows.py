@@ -557,25 +557,24 @@ def target_facts(
     target_weight: Any = None if class_weight is None else p.new(Empty((tokens,), FP32))
     factors = p.new(Empty((2, _LANES), FP32))
     unfinished = None if dweight_scale is None else p.new(Empty((3,), FP32))
-    kernel = RowKernel.TARGETS if class_weight is None else RowKernel.WEIGHTED_TARGETS
-    grid = row_tiling(kernel, p.chip).grid(max(tokens, weights if options.smoothed else 0), summed=True)
+    tiling = row_tiling(RowKernel.TARGETS if class_weight is None else RowKernel.WEIGHTED_TARGETS, p.chip)
+    grid = tiling.grid(max(tokens, weights if options.smoothed else 0), summed=True)
     is_exchanged = bool(options.group) and class_weight is not None
     partials = p.new(Empty((grid, _LANES), FP32)) if grid > 1 or is_exchanged else None
     sizes = {"n_rows": tokens, "ignore_index": options.ignore_index, "vocab_size": options.vocab_size}
     written = {"p_factors": factors, "p_unfinished": unfinished}
     unscale = {"unscale": 1.0 / (dweight_scale or 1.0)}
-    _launch(
-        p,
+    name = "cross_entropy_targets_kernel"
+    small = abs(options.ignore_index) < _COUNTED
+    flags = {"SMALL_INDEX": small, "SMOOTHED": options.smoothed, "MEAN": is_mean, "LAST": partials is None}
+    p.choose(name, tiling, flags)
+    p.launch(
         cross_entropy_targets_kernel,
-        kernel,
+        name,
         grid,
-        {"p_target": target, "p_class_weight": class_weight, "p_divisor": divisor},
-        {"p_columns": columns, "p_target_weight": target_weight, **written, "p_partials": partials},
-        {**sizes, "first": options.vocab_first, "n_weights": weights, **unscale},
-        SMALL_INDEX=abs(options.ignore_index) < _COUNTED,
-        SMOOTHED=options.smoothed,
-        MEAN=is_mean,
-        LAST=partials is None,
+        reads={"p_target": target, "p_class_weight": class_weight, "p_divisor": divisor},
+        writes={"p_columns": columns, "p_target_weight": target_weight, **written, "p_partials": partials},
+        sizes={**sizes, "first": options.vocab_first, "n_weights": weights, **unscale},
     )
     if partials is not None:
         if is_exchanged:
@@ -596,30 +595,30 @@ def losses(p: Plan, facts: TargetFacts, statistics: Any, options: Options, resul
     """The first six of a loss's results; see `losses` in reference.py."""
     is_reduced, tokens = options.reduction != "none", statistics.shape[1]
     is_summed = is_reduced or options.return_token_accuracy
-    grid = row_tiling(RowKernel.LOSSES, p.chip).grid(tokens, summed=is_summed)
+    tiling = row_tiling(RowKernel.LOSSES, p.chip)
+    grid = tiling.grid(tokens, summed=is_summed)
     partials = p.new(Empty((grid, _LANES), FP32)) if is_summed and grid > 1 else None
     names = ("loss", "z_loss", "token_accuracy", "predicted_tokens", "lse", "entropy")
     outputs = tuple(p.new(results[name]) for name in names)
     parameters = ("p_loss", "p_z_loss", "p_accuracy", "p_predicted", "p_lse", "p_entropy")
     written = dict(zip(parameters, outputs, strict=True))
     of_rows = {"p_statistics": statistics, "p_columns": facts.columns, "p_target_weight": facts.target_weight}
-    _launch(
-        p,
+    name = "cross_entropy_losses_kernel"
+    flags = {"TOKEN_SCALING": options.token_scaling, "REDUCED": is_reduced, "LAST": partials is None}
+    p.choose(name, tiling, flags)
+    p.launch(
         cross_entropy_losses_kernel,
-        RowKernel.LOSSES,
+        name,
         grid,
-        {**of_rows, "p_factors": facts.factors},
-        {**written, "p_partials": partials},
-        {
+        reads={**of_rows, "p_factors": facts.factors},
+        writes={**written, "p_partials": partials},
+        sizes={
             "n_rows": tokens,
             "s_statistics": statistics.strides[0],
             "vocab_size": options.vocab_size,
             "smoothing": options.label_smoothing or None,
             "z_scale": options.lse_square_scale if options.lse_square_scale or options.return_z_loss else None,
         },
-        TOKEN_SCALING=options.token_scaling,
-        REDUCED=is_reduced,
-        LAST=partials is None,
     )
     if partials is not None:
         name = "cross_entropy_sums_kernel"
@@ -635,14 +634,22 @@ def coefficients(p: Plan, facts: TargetFacts, statistics: Any, options: Options,
     tokens, result = statistics.shape[1], p.new(Empty((COEFFICIENTS, statistics.shape[1]), FP32))
     each_loss, each_entropy = (_dense(p, None if type(each) is float else each) for each in (dloss, dentropy))
     of_rows = {"p_statistics": statistics, "p_columns": facts.columns, "p_target_weight": facts.target_weight}
-    _launch(
-        p,
+    name, tiling = "cross_entropy_coefficients_kernel", row_tiling(RowKernel.COEFFICIENTS, p.chip)
+    flags = {
+        "LOSS": dloss is not None,
+        "EACH_LOSS": each_loss is not None and each_loss.dim() > 0,
+        "ENTROPY": options.return_entropy,
+        "EACH_ENTROPY": each_entropy is not None and each_entropy.dim() > 0,
+        "TOKEN_SCALING": options.token_scaling,
+    }
+    p.choose(name, tiling, flags)
+    p.launch(
         cross_entropy_coefficients_kernel,
-        RowKernel.COEFFICIENTS,
-        row_tiling(RowKernel.COEFFICIENTS, p.chip).grid(tokens, summed=False),
-        {**of_rows, "p_factors": facts.gradient_factors, "p_dloss": each_loss, "p_dentropy": each_entropy},
-        {"p_coefficients": result},
-        {
+        name,
+        tiling.grid(tokens, summed=False),
+        reads={**of_rows, "p_factors": facts.gradient_factors, "p_dloss": each_loss, "p_dentropy": each_entropy},
+        writes={"p_coefficients": result},
+        sizes={
             "n_rows": tokens,
             "s_statistics": statistics.strides[0],
             "s_coefficients": tokens,
@@ -650,11 +657,6 @@ def coefficients(p: Plan, facts: TargetFacts, statistics: Any, options: Options,
             "smoothing": options.label_smoothing,
             "z_scale": options.lse_square_scale,
         },
-        LOSS=dloss is not None,
-        EACH_LOSS=each_loss is not None and each_loss.dim() > 0,
-        ENTROPY=options.return_entropy,
-        EACH_ENTROPY=each_entropy is not None and each_entropy.dim() > 0,
-        TOKEN_SCALING=options.token_scaling,
     )
     return result
 
@@ -662,25 +664,16 @@ def coefficients(p: Plan, facts: TargetFacts, statistics: Any, options: Options,
 def join(p: Plan, parts: Any, statistics: Any) -> None:
     """See `join` in reference.py."""
     ranks, _, tokens = parts.shape
-    grid = row_tiling(RowKernel.JOIN, p.chip).grid(tokens, summed=False)
-    sizes = {"n_rows": tokens, "s_statistics": statistics.strides[0], "n_ranks": ranks}
-    reads, writes = {"p_parts": parts}, {"p_statistics": statistics}
-    _launch(p, cross_entropy_join_kernel, RowKernel.JOIN, grid, reads, writes, sizes)
-
-
-def _launch(
-    p: Plan,
-    function: Any,
-    kernel: RowKernel,
-    grid: int,
-    reads: dict[str, Any],
-    writes: dict[str, Any],
-    sizes: dict[str, Any],
-    **flags: bool,
-) -> None:
-    name = function.__name__
-    p.choose(name, row_tiling(kernel, p.chip), flags)
-    p.launch(function, name, grid, reads=reads, writes=writes, sizes=sizes)
+    name, tiling = "cross_entropy_join_kernel", row_tiling(RowKernel.JOIN, p.chip)
+    p.choose(name, tiling)
+    p.launch(
+        cross_entropy_join_kernel,
+        name,
+        tiling.grid(tokens, summed=False),
+        reads={"p_parts": parts},
+        writes={"p_statistics": statistics},
+        sizes={"n_rows": tokens, "s_statistics": statistics.strides[0], "n_ranks": ranks},
+    )
 
 
 def _dense(p: Plan, values: Any) -> Any:
