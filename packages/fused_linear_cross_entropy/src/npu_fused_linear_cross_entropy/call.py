@@ -79,7 +79,7 @@ class Options(NamedTuple):
 
     @property
     def of_head(self) -> Options:
-        """Those that every loss of a linear layer has."""
+        """As `DistillationOptions.of_head`: these are all."""
         return self
 
     @property
@@ -152,7 +152,7 @@ class DistillationOptions(NamedTuple):
 
     @property
     def of_head(self) -> Options:
-        """Those that every loss of a linear layer has."""
+        """The options that all losses have, from which decide.py decides."""
         return Options(**{name: getattr(self, name) for name in Options._fields if hasattr(self, name)})
 
 

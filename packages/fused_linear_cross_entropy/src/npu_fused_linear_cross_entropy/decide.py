@@ -9,14 +9,13 @@ one that adds to the weight's gradient moves 2 H V elements of it:
 but no more than the memory budget allows. Where a kernel multiplies, twice as many are wanted (`Demand.length_factor`).
 
 The logits of all tokens are in memory together where there are no more tokens than T and than the budget allows. More tokens
-take chunks of the vocabulary or of tokens. With chunks of the vocabulary the gradient needs all logits a second time. The
-first case that holds is taken:
+take chunks of the vocabulary or of tokens (`split`). The first case that holds is taken:
 
-    exponentials of all logits may be kept (`Demand.kept_bytes`) and fit, in x's dtype, in the memory of the weight's
-    gradient (in equal dtypes: tokens <= H): chunks of the vocabulary, of at most `_KEPT_BUDGET`, whose exponentials are kept
-    there; no chunk adds to another chunk's result
-    the budget allows at least three eighths of T tokens (`_MIN_CHUNK_SHARE`): chunks of tokens
-    else: chunks of the vocabulary, whose logits are computed twice
+    KEPT       chunks of the vocabulary, of at most `_KEPT_BUDGET`. The gradient needs the exponentials of all logits again:
+               they may be kept (`Demand.kept_bytes`), and fit, in x's dtype, in the memory of the weight's gradient (in
+               equal dtypes: tokens <= H). No chunk adds to another chunk's result.
+    ROWS       chunks of tokens: the budget allows at least three eighths of T tokens (`_MIN_CHUNK_SHARE`).
+    COLUMNS    chunks of the vocabulary, whose logits are computed a second time for the gradient.
 
 `Shape` has all that this depends on, `Demand` the memory that follows from it, and `LossTiling` the decision.
 """
@@ -251,7 +250,7 @@ def rule(way: Way, layout: Layout, holds: Callable[[Shape], bool], why: str) -> 
 def can_multiply(shape: Shape) -> bool:
     """Whether a kernel's product of x and the weight can store exponentials, and is faster than PyTorch's and a sweep."""
     in_bf16 = shape.x_dtype == torch.bfloat16 and shape.bias_dtype is None
-    if not (shape.is_readable and in_bf16 and is_v_times_e(shape)):
+    if not (shape.is_readable and in_bf16 and can_use_exponentials(shape)):
         return False
     assert shape.device is not None
     # A chunk's rows, where its length was given: under `batch_invariant` the way must not depend on the number of tokens.
@@ -259,16 +258,16 @@ def can_multiply(shape: Shape) -> bool:
     return is_worth_it(rows, shape.width, shape.vocabulary, shape.device)
 
 
-def is_v_times_e(shape: Shape) -> bool:
-    """Whether kernels can make the gradient of the logits as a factor of the row times exponentials."""
-    are_sorted = shape.vocabulary <= _MAX_SORTED_COLUMNS
-    return shape.device is not None and are_sorted and shape.is_row_factor_times_exponentials
+def can_use_exponentials(shape: Shape) -> bool:
+    """Whether kernels can make the gradient of the logits as v times E, a factor of the row times exponentials."""
+    can_sort = shape.vocabulary <= _MAX_SORTED_COLUMNS
+    return shape.device is not None and can_sort and shape.is_row_factor_times_exponentials
 
 
 def saves_a_sweep(shape: Shape) -> bool:
     """Whether exponentials, written in one sweep, save a second sweep over whole rows for the gradient."""
     fits = shape.vocabulary <= _MAX_EXPONENTIAL_COLUMNS
-    if shape.task is not Task.LOSS_AND_GRADIENTS or not fits or not is_v_times_e(shape):
+    if shape.task is not Task.LOSS_AND_GRADIENTS or not fits or not can_use_exponentials(shape):
         return False
     itemsize = shape.logits_dtype.itemsize
     if shape.options.group:  # a second sweep reads logits again; v multiplies sums of dx, in fp32, and x
@@ -278,6 +277,11 @@ def saves_a_sweep(shape: Shape) -> bool:
         kernel=ChunkKernel.BOTH, width=shape.vocabulary, itemsize=itemsize, written_itemsize=shape.x_dtype.itemsize
     )
     return chunk_tiling(both, shape.device).streams
+
+
+def is_more_than_v_times_e(shape: Shape) -> bool:
+    """Whether the gradient of the logits is not a factor of the row times exponentials."""
+    return not shape.is_row_factor_times_exponentials
 
 
 def always(shape: Shape) -> bool:
@@ -294,15 +298,16 @@ RULES = (
     rule(Way.DISTRIBUTIONS, Layout.COLUMNS, _no_losses, "outputs of distributions; few whole rows fit"),
     rule(Way.KEPT_PRODUCT, Layout.KEPT, can_multiply, "a kernel's product stores exponentials, and all of them are kept"),
     rule(Way.PRODUCT, Layout.ROWS, can_multiply, "a kernel's product stores exponentials of whole rows"),
-    rule(Way.KEPT_EXPONENTIALS, Layout.KEPT, is_v_times_e, "the logits of all rows do not fit in one chunk; the gradient"
-          " is v times E, a factor of each row times its exponentials"),
+    rule(Way.KEPT_EXPONENTIALS, Layout.KEPT, can_use_exponentials, "the logits of all rows do not fit in one chunk; the"
+          " gradient is v times E, a factor of each row times its exponentials"),
     rule(Way.COLUMNS, Layout.COLUMNS, always, "few whole rows fit at a time, and the weight's gradient cannot keep"
           " exponentials of all (more tokens than columns of x, no such gradient, a bias, an option, fp16 or a CPU)"),
     rule(Way.EXPONENTIALS, Layout.ROWS, saves_a_sweep, "whole rows fit; the gradient is v times E: one sweep, not two"),
-    rule(Way.WHOLE_ROWS, Layout.ROWS, always, "whole rows fit, and the gradient takes the logits' place: it is more than v"
-          " times E (smoothing, entropy, softcap, argmax, a bias's gradient, an adapter or fp16), or E would save no sweep"
-          " (no gradients in this pass, statistics that an earlier pass computed, rows of one tile, on ranks short ones, or"
-          " of more than 2^20 columns, or a CPU)"),
+    rule(Way.WHOLE_ROWS, Layout.ROWS, is_more_than_v_times_e, "whole rows fit, and the gradient takes the logits' place: it"
+          " is more than v times E (smoothing, entropy, softcap, argmax, a bias's gradient, an adapter or fp16)"),
+    rule(Way.WHOLE_ROWS, Layout.ROWS, always, "whole rows fit, and E would save no sweep (no gradients in this pass,"
+          " statistics that an earlier pass computed, rows of one tile, on ranks short ones, or of more than 2^20 columns,"
+          " or a CPU)"),
 )  # fmt: skip
 
 
@@ -312,17 +317,16 @@ def choose(shape: Shape) -> LossTiling:
 
     Their ways may differ: every way exchanges once for each chunk of tokens, between its statistics and its gradients.
     """
-    if shape.options.of_head.vocab_parts > 1:
+    if shape.options.vocab_parts > 1:
         return _in_parts_of_the_vocabulary(shape)
     average = _of_average_rank(shape) if shape.options.group else shape
     agreed = None if average == shape else choose(average).chunks
-    plans = {False: _split(shape, of_logits(shape), agreed)}
-    if can_multiply(shape):
-        plans[True] = _split(shape, of_product(shape), agreed)
+    by_pytorch = _split(shape, of_logits(shape), agreed)
+    by_kernel = _split(shape, of_product(shape), agreed) if can_multiply(shape) else None
     for each in RULES:
-        parts, sum_dtype = plans.get(each.way.multiplies, (None, None))
-        if parts is not None and sum_dtype is not None and parts.layout is each.layout and each.holds(shape):
-            return made(shape, each, parts, sum_dtype)
+        parts = by_kernel if each.way.multiplies else by_pytorch
+        if parts is not None and parts[0].layout is each.layout and each.holds(shape):
+            return made(shape, each, *parts)
     raise AssertionError(f"no rule for {shape}")
 
 
@@ -331,7 +335,7 @@ _PARTS_RULE = rule(Way.COLUMNS, Layout.COLUMNS, always, "vocab_parts was given: 
 
 def _in_parts_of_the_vocabulary(shape: Shape) -> LossTiling:
     """Products of one shape, whatever part of the vocabulary this rank has."""
-    options = shape.options.of_head
+    options = shape.options
     tokens = exactly(shape.tokens, options.chunk_tokens or shape.tokens)
     columns = exactly(shape.vocabulary, options.vocab_size // options.vocab_parts)
     _, sum_dtype = _split_within(shape, of_logits(shape), options.chunk_tokens, options.memory_budget)
@@ -604,7 +608,7 @@ def _demand(shape: Shape, **others: Any) -> Demand:
     """What demands of both products have."""
     is_last = shape.task is Task.LOSS_AND_GRADIENTS  # a weight_grad holds other gradients
     may_keep = dweight_bytes(shape) and shape.bias_dtype is None and shape.options.shift_invariant
-    keeps = is_last and may_keep and is_v_times_e(shape)
+    keeps = is_last and may_keep and can_use_exponentials(shape)
     kept, sizes = shape.x_dtype.itemsize if keeps else 0, (shape.tokens, shape.width, shape.vocabulary)
     return Demand(*sizes, dweight_bytes=dweight_bytes(shape), kept_bytes=kept, **others)
 

@@ -38,30 +38,30 @@ class Linear(NamedTuple):
 
 def linear(p: Plan, call: Any) -> Linear:
     """The linear layer of a record of slots."""
-    x = whole_rows(p, flat(p, call.x, 1), call.options)
+    x = rows_of_all_ranks(p, flat(p, call.x, 1), call.options)
     if p.chip is not None and x.strides[1] != 1 and x.shape[1] > 1:
         x = p.contiguous(x)
     weight, frozen = (cast(p, each, x.dtype) for each in (call.weight, call.frozen))
     return Linear(x, weight, call.bias, frozen)
 
 
-def shape_of(p: Plan, call: Any, head: Linear, task: Task, needs: Any, *, unfinished: bool, is_readable: bool) -> Shape:
+def shape_of(p: Plan, call: Any, layer: Linear, task: Task, needs: Any, *, unfinished: bool, is_readable: bool) -> Shape:
     """All that the decision how a call is computed depends on."""
     return Shape(
         task=task,
-        tokens=head.x.shape[0],
-        width=head.x.shape[1],
-        vocabulary=head.weight.shape[0],
-        x_dtype=head.x.dtype,
+        tokens=layer.x.shape[0],
+        width=layer.x.shape[1],
+        vocabulary=layer.weight.shape[0],
+        x_dtype=layer.x.dtype,
         weight_dtype=call.weight.dtype,
         bias_dtype=None if call.bias is None else call.bias.dtype,
         options=call.options.of_head,
         needs=needs,
         unfinished=unfinished,
-        writes_fp32=matmul.writes_fp32(p.device, head.x.dtype),
+        writes_fp32=matmul.writes_fp32(p.device, layer.x.dtype),
         is_readable=is_readable,
         device=p.chip,
-        frozen_width=0 if head.frozen is None else head.frozen.shape[1],
+        frozen_width=0 if layer.frozen is None else layer.frozen.shape[1],
     )
 
 
@@ -71,7 +71,7 @@ class Head:
     Args:
         p: the plan that steps are added to.
         call: the record of slots.
-        head: its linear layer.
+        layer: its linear layer.
         tiling: how it is computed.
 
     Attributes:
@@ -80,10 +80,10 @@ class Head:
         dweight: the weight's gradient so far.
     """
 
-    def __init__(self, p: Plan, call: Any, head: Linear, tiling: LossTiling) -> None:
+    def __init__(self, p: Plan, call: Any, layer: Linear, tiling: LossTiling) -> None:
         p.choose("way and chunks", tiling)
         self._p, self._call, self.tiling, needs = p, call, tiling, tiling.shape.needs
-        self.x, self.weight, self.bias, frozen = head
+        self.x, self.weight, self.bias, frozen = layer
         first = 0 if frozen is None else frozen.shape[1]
         self._operands = [(slice(first, first + self.weight.shape[1]), self.weight)]  # the last one is trained
         if frozen is not None:
@@ -151,13 +151,11 @@ class Head:
                     p.torch(torch.Tensor.zero_, sums, writes=[sums])
         dx, group = self._dx, shape.options.group
         if dx is not None and shape.options.sequence_parallel:
-            own = prod(self._call.x.shape[:-1])
-            dx = p.torch(_sum_of_own, dx, group, makes=Empty((own, dx.shape[-1]), dx.dtype))
-            dx = (
-                dx
-                if self._call.x.dim() == 2
-                else p.view(dx, self._call.x.shape, Empty(self._call.x.shape, dx.dtype).strides)
-            )
+            shape_of_x = self._call.x.shape
+            own = Empty((prod(shape_of_x[:-1]), dx.shape[-1]), dx.dtype)
+            dx = p.torch(_sum_of_own, dx, group, makes=own)
+            if len(shape_of_x) != 2:
+                dx = p.view(dx, shape_of_x, contiguous_strides(shape_of_x))
         elif dx is not None and group:
             p.torch(collectives.sum_, dx, group, writes=[dx])
         if dbias is not None and tiling.dweight_scale != 1.0:
@@ -176,7 +174,7 @@ def _sum_of_own(dx: Tensor, group: str) -> Tensor:
     return collectives.sum_of_own(dx.unflatten(0, (collectives.ranks(group), -1)), group)
 
 
-# Parts and forms of slots. All of a slot is no view: that would take time when the plan runs.
+# Parts and forms of slots. A part that is the whole slot is the slot itself: a view takes time when the plan runs.
 
 
 def part(p: Plan, slot: Any, where: slice, dimension: int = 0) -> Any:
@@ -240,8 +238,8 @@ def cast(p: Plan, slot: Any, dtype: torch.dtype) -> Any:
     return p.torch(torch.Tensor.to, slot, dtype, makes=Empty(slot.shape, dtype, last_outermost=is_transposed))
 
 
-def whole_rows(p: Plan, slot: Any, options: Any) -> Any:
-    """The rows [N, H] of all ranks; None of None."""
+def rows_of_all_ranks(p: Plan, slot: Any, options: Any) -> Any:
+    """[N, H]: with sequence_parallel the rows of all ranks, else the slot; None for None."""
     if slot is None or not options.sequence_parallel:
         return slot
     ranks = collectives.ranks(options.group)

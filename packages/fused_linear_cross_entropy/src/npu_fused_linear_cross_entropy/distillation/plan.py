@@ -32,7 +32,7 @@ from torch import Tensor
 from .. import matmul
 from ..call import NO_COLUMN, Distillation, DistillationBackward, DistillationOptions, is_unfinished
 from ..decide import Task, choose_distillation
-from ..head import Head, cast, check_columns, flat, linear, part, shape_of, transposed, whole_rows
+from ..head import Head, cast, check_columns, flat, linear, part, rows_of_all_ranks, shape_of, transposed
 from ..tokens import are_columns, are_counted, total_weight, typical_size
 
 # fp16 gradients of logits are at most about the first; their sums over tokens, the weight's gradient, stay this much larger.
@@ -116,18 +116,18 @@ def _run(p: Plan, call: Any, task: Task, dloss: Any) -> tuple[Any, Facts, tuple[
 
     `dloss`: the upstream gradient, [1] or [N]; None for 1.
     """
-    options, head = call.options, linear(p, call)
+    options, layer = call.options, linear(p, call)
     unfinished = task is Task.LOSS_AND_GRADIENTS and is_unfinished(call)
-    shape = shape_of(p, call, head, task, call.needs, unfinished=unfinished, is_readable=False)
-    teacher_x, probs = whole_rows(p, flat(p, call.teacher_x, 1), options), flat(p, call.teacher_probs, 1)
+    shape = shape_of(p, call, layer, task, call.needs, unfinished=unfinished, is_readable=False)
+    teacher_x, probs = rows_of_all_ranks(p, flat(p, call.teacher_x, 1), options), flat(p, call.teacher_probs, 1)
     teacher_dtype = _teacher_dtype(p, call.teacher_x, call.x)
     tiling, enlargement = choose_distillation(shape, teacher_dtype), 1.0
     if unfinished:
         enlargement = _enlargement(options)
         scale = tiling.dweight_scale / enlargement * min(enlargement, _ENLARGED_SUMS)
         tiling = dataclasses.replace(tiling, dweight_scale=scale)
-    student = Head(p, call, head, tiling)
-    facts = _facts(p, call, head.x.shape[0])
+    student = Head(p, call, layer, tiling)
+    facts = _facts(p, call, layer.x.shape[0])
     teacher_weight = None if teacher_x is None else cast(p, call.teacher_weight, teacher_x.dtype)
     bias, teacher_bias = p.contiguous(call.bias), p.contiguous(call.teacher_bias)
     if p.chip is None or options.group:  # whose ranks exchange what no kernel writes
@@ -135,12 +135,12 @@ def _run(p: Plan, call: Any, task: Task, dloss: Any) -> tuple[Any, Facts, tuple[
     else:
         from .kernels import losses_and_gradient as compute
     memory = p.new(Empty((tiling.buffer,), teacher_dtype))
-    losses = p.new(Empty((2, head.x.shape[0]), tiling.exact))
+    losses = p.new(Empty((2, layer.x.shape[0]), tiling.exact))
     factors, (everything,) = None, tiling.chunks.columns
     if task is not Task.LOSS:
         divisor = (facts.size, enlargement) if unfinished else (facts.divisor, 1.0)
         given = (dloss, *divisor, facts.weights, facts.known, losses)
-        factors = p.torch(_factors, *given, makes=Empty((head.x.shape[0],), tiling.exact))
+        factors = p.torch(_factors, *given, makes=Empty((layer.x.shape[0],), tiling.exact))
     for tokens in tiling.chunks.tokens:
         logits = student.products(tokens, everything)
         gradient = student.gradient_memory(logits)

@@ -44,23 +44,23 @@ _PAIRS = 2**24  # of ids that are compared at a time
 
 
 def begin(p: Plan, call: Any, task: Task, needs: Needs) -> tuple[Head, ModuleType]:
-    """The linear layer of a call, and what computes on its chunks: kernels.py, or reference.py where there is no chip."""
-    head = linear(p, call)
-    tiling = choose(shape_of(p, call, head, task, needs, unfinished=False, is_readable=False))
+    """The head of a call, and the functions for its chunks: kernels.py, or reference.py where there is no chip."""
+    layer = linear(p, call)
+    tiling = choose(shape_of(p, call, layer, task, needs, unfinished=False, is_readable=False))
     if p.chip is None:
         from . import reference
 
-        return Head(p, call, head, tiling), reference
+        return Head(p, call, layer, tiling), reference
     from . import kernels
 
-    return Head(p, call, head, tiling), kernels
+    return Head(p, call, layer, tiling), kernels
 
 
 def forward(p: Plan, call: Distributions) -> tuple[Any, ...]:
     """See `Distributions`."""
     options, ids, group = call.options, call.ids, call.options.group
     check_columns(p, "ids", ids, options)
-    head, on = begin(p, call, Task.DISTRIBUTIONS, NOTHING)
+    head, steps = begin(p, call, Task.DISTRIBUTIONS, NOTHING)
     chunks, exact, rows = head.tiling.chunks, head.tiling.exact, head.x.shape[0]
     results = {name: p.new(each) for name, each in call.results().items()}
     statistics = p.new(Empty((STATISTICS, rows), exact))
@@ -75,7 +75,7 @@ def forward(p: Plan, call: Distributions) -> tuple[Any, ...]:
         for i, columns in enumerate(chunks.columns):
             logits = head.products(tokens, columns, bias=True)
             column = options.vocab_first + columns.start
-            on.statistics(p, logits, rates, options, result, merge=i > 0)
+            steps.statistics(p, logits, rates, options, result, merge=i > 0)
             if below is not None:
                 p.torch(_gather, logits, named, below, column, i > 0, writes=[below])
             if call.top_k:
@@ -111,7 +111,7 @@ def forward(p: Plan, call: Distributions) -> tuple[Any, ...]:
 def backward(p: Plan, call: DistributionGradients) -> tuple[Any, ...]:
     """The gradients of x, weight, bias and rates."""
     options, group = call.options, call.options.group
-    head, on = begin(p, call, Task.DISTRIBUTION_GRADIENTS, call.needs)
+    head, steps = begin(p, call, Task.DISTRIBUTION_GRADIENTS, call.needs)
     drates = p.new(Empty((head.x.shape[0],), call.coefficients.dtype) if call.need_drates else None)
     for tokens in head.tiling.chunks.tokens:
         own, rates, named = part(p, call.coefficients, tokens, 1), part(p, call.rates, tokens), part(p, call.ids, tokens)
@@ -125,7 +125,7 @@ def backward(p: Plan, call: DistributionGradients) -> tuple[Any, ...]:
             logits = head.products(tokens, columns, bias=True)
             gradient = head.gradient_memory(logits)
             of_columns = p.new(None if drates is None else Empty(own.shape[1:], own.dtype))
-            on.gradient(p, logits, rates, options, gradient, own, of_columns)
+            steps.gradient(p, logits, rates, options, gradient, own, of_columns)
             if named is not None:
                 p.torch(_scatter, gradient, named, values, options.vocab_first + columns.start, writes=[gradient])
             head.add(tokens, columns, gradient)
@@ -338,7 +338,7 @@ def _reduced(rows: Tensor, weights: Tensor | None, reduction: str, shape: torch.
 def forward_of_targets(p: Plan, call: ProbabilityTargets) -> tuple[Any, ...]:
     """See `ProbabilityTargets`."""
     options = call.options
-    head, on = begin(p, call, Task.DISTRIBUTIONS, NOTHING)
+    head, steps = begin(p, call, Task.DISTRIBUTIONS, NOTHING)
     rows, exact = head.x.shape[0], head.tiling.exact
     statistics, sums = (p.new(Empty((count, rows), exact)) for count in (STATISTICS, 2))
     for tokens in head.tiling.chunks.tokens:
@@ -349,7 +349,7 @@ def forward_of_targets(p: Plan, call: ProbabilityTargets) -> tuple[Any, ...]:
             logits, before = head.products(tokens, columns, bias=True), None
             if columns.start:
                 before = p.torch(torch.Tensor.clone, maximum, makes=Empty(maximum.shape, exact))
-            on.statistics(p, logits, None, options, result, merge=columns.start > 0)
+            steps.statistics(p, logits, None, options, result, merge=columns.start > 0)
             probs, weight = _targets_of(p, call, tokens, columns)
             given = (logits, probs, weight, before, maximum, of_targets)
             p.torch(_add_sums, *given, call.bias is not None, options, writes=[of_targets])
@@ -363,21 +363,21 @@ def forward_of_targets(p: Plan, call: ProbabilityTargets) -> tuple[Any, ...]:
 def backward_of_targets(p: Plan, call: ProbabilityTargetGradients) -> tuple[Any, ...]:
     """The gradients of x, weight and bias."""
     options = call.options
-    head, on = begin(p, call, Task.DISTRIBUTION_GRADIENTS, call.needs)
+    head, steps = begin(p, call, Task.DISTRIBUTION_GRADIENTS, call.needs)
     for tokens in head.tiling.chunks.tokens:
         own, factors = part(p, call.coefficients, tokens, 1), part(p, call.factors, tokens)
         for columns in head.tiling.chunks.columns:
             logits = head.products(tokens, columns, bias=True)
             gradient = head.gradient_memory(logits)
             if factors is None:
-                on.gradient(p, logits, None, options, gradient, own, None)
+                steps.gradient(p, logits, None, options, gradient, own, None)
             else:
                 probs, weight = _targets_of(p, call, tokens, columns)
                 for piece in _pieces(*logits.shape):  # each overwrites its own logits
                     some, into, of_rows = (part(p, each, piece) for each in (logits, gradient, factors))
                     given = (some, part(p, probs, piece), weight, of_rows, options)
                     of_targets = p.torch(_gradient_of_targets, *given, makes=Empty(some.shape, own.dtype))
-                    on.gradient(p, some, None, options, some, part(p, own, piece, 1), None)
+                    steps.gradient(p, some, None, options, some, part(p, own, piece, 1), None)
                     p.torch(_write_difference, into, some, of_targets, writes=[into, of_targets])
             head.add(tokens, columns, gradient)
     return head.finished()

@@ -62,7 +62,7 @@ class Loss:
 
     Attributes:
         p: the plan.
-        on: what computes on rows and chunks: kernels.py, or reference.py where there is no chip.
+        steps: functions that add the steps of rows and chunks: kernels.py, or reference.py where there is no chip.
         options: of the loss.
         task: which results.
         tiling: how they are computed.
@@ -72,13 +72,13 @@ class Loss:
     """
 
     def __init__(self, p: Plan, call: Any, task: Task) -> None:
-        self.p, self.on, self.options, self.task = p, _arithmetic(p), call.options, task
+        self.p, self.steps, self.options, self.task = p, _steps(p), call.options, task
         check_columns(p, "target", call.target, call.options)
-        head, unfinished = linear(p, call), task is Task.LOSS_AND_GRADIENTS and is_unfinished(call)
-        is_readable = is_possible(p, head.x, head.weight, call.weight_grad)
-        shape = shape_of(p, call, head, task, call.needs, unfinished=unfinished, is_readable=is_readable)
+        layer, unfinished = linear(p, call), task is Task.LOSS_AND_GRADIENTS and is_unfinished(call)
+        is_readable = is_possible(p, layer.x, layer.weight, call.weight_grad)
+        shape = shape_of(p, call, layer, task, call.needs, unfinished=unfinished, is_readable=is_readable)
         self.tiling = tiling = choose(shape)
-        self.head = Head(p, call, head, tiling)
+        self.head = Head(p, call, layer, tiling)
         self.targets: TargetGradients | None = None
         self._facts_of(call)
         self._bias, self._class_weight = p.contiguous(call.bias), p.contiguous(call.class_weight)
@@ -96,7 +96,7 @@ class Loss:
         target, class_weight = flat(p, call.target), call.class_weight
         if p.chip is not None:
             class_weight = p.contiguous(class_weight)
-        self.facts = self.on.target_facts(p, target, class_weight, divisor, self._row_options, tiling.exact, scale)
+        self.facts = self.steps.target_facts(p, target, class_weight, divisor, self._row_options, tiling.exact, scale)
         self.unfinished = self.facts.unfinished
         if self._factors is not None and self.unfinished is not None:
             # As class weights are, and with them: see `write_target_facts` in reference.py.
@@ -113,7 +113,7 @@ class Loss:
     def logits(self, tokens: slice, columns: slice) -> Chunk:
         """A chunk of logits."""
         chunk = self.chunk(tokens, columns, self.head.products(tokens, columns))
-        self.on.prepare(self.p, chunk, self.options)
+        self.steps.prepare(self.p, chunk, self.options)
         return chunk
 
     def chunk(self, tokens: slice, columns: slice, logits: Any) -> Chunk:
@@ -127,7 +127,7 @@ class Loss:
         group = self.options.group
         if group:
             makes = Empty((collectives.ranks(group), *statistics.shape), statistics.dtype)
-            self.on.join(self.p, self.p.torch(collectives.gather, statistics, group, makes=makes), statistics)
+            self.steps.join(self.p, self.p.torch(collectives.gather, statistics, group, makes=makes), statistics)
 
     def coefficients(self, tokens: slice, statistics: Any, upstream: Upstream) -> Any:
         """The coefficients [5, tokens] of a chunk's gradient, from the statistics [7, N] of all tokens."""
@@ -137,7 +137,7 @@ class Loss:
             is_one = type(dloss) is float
             dloss = factors if is_one else p.torch(torch.mul, dloss, factors, makes=Empty(factors.shape, factors.dtype))
         facts = self.facts.part(p, tokens)
-        return self.on.coefficients(p, facts, part(p, statistics, tokens, 1), self.options, dloss, dentropy)
+        return self.steps.coefficients(p, facts, part(p, statistics, tokens, 1), self.options, dloss, dentropy)
 
     def allocate_targets(self) -> TargetGradients:
         """Memory for g of formula.py. dx gets it with each chunk, the weight's gradient at the end."""
@@ -149,18 +149,17 @@ class Loss:
     def finished(self) -> tuple[Any, ...]:
         """The gradients of x, weight and bias."""
         if self.targets is not None and self.head.dweight is not None:
-            self.on.add_target_rows(self.p, self.head.dweight, self.head.trained_x, self.targets)
+            self.steps.add_target_rows(self.p, self.head.dweight, self.head.trained_x, self.targets)
         return self.head.finished()
 
     def losses(self, statistics: Any, results: dict[str, Any]) -> tuple[Any, ...]:
         """The six outputs that the caller asked for."""
         if self._factors is None:
-            return tuple(self.on.losses(self.p, self.facts, statistics, self._row_options, results))
+            return tuple(self.steps.losses(self.p, self.facts, statistics, self._row_options, results))
         each = {name: results[name] and Empty(self._factors.shape, results[name].dtype) for name in ("loss", "z_loss")}
-        loss, z_loss, *others = self.on.losses(self.p, self.facts, statistics, self._row_options, results | each)
-        sums = (
-            of and self.p.torch(torch.dot, of, self._factors, makes=Empty((), self.tiling.exact)) for of in (loss, z_loss)
-        )
+        loss, z_loss, *others = self.steps.losses(self.p, self.facts, statistics, self._row_options, results | each)
+        number = Empty((), self.tiling.exact)
+        sums = (of and self.p.torch(torch.dot, of, self._factors, makes=number) for of in (loss, z_loss))
         return *sums, *others
 
 
@@ -174,14 +173,14 @@ def by_columns(loss: Loss, statistics: Any, upstream: Upstream) -> None:
                 _join_parts_of_the_vocabulary(loss, tokens, result)
             else:
                 for columns in chunks.columns:
-                    loss.on.statistics(p, loss.logits(tokens, columns), loss.options, result, merge=columns.start > 0)
+                    loss.steps.statistics(p, loss.logits(tokens, columns), loss.options, result, merge=columns.start > 0)
                 loss.exchange(result)
         if loss.task is not Task.LOSS:
             coefficients = loss.coefficients(tokens, statistics, upstream)
             for columns in chunks.columns:
                 chunk = loss.logits(tokens, columns)
                 gradient = loss.head.gradient_memory(chunk.logits)
-                loss.on.gradient(p, chunk, loss.options, gradient, coefficients)
+                loss.steps.gradient(p, chunk, loss.options, gradient, coefficients)
                 loss.head.add(tokens, columns, gradient)
 
 
@@ -192,12 +191,12 @@ def _join_parts_of_the_vocabulary(loss: Loss, tokens: slice, result: Any) -> Non
     found = p.new(Empty((len(parts) * STATISTICS, count), result.dtype))  # a part below the other
     for i, columns in enumerate(parts):
         of_part = part(p, found, slice(i * STATISTICS, (i + 1) * STATISTICS))
-        loss.on.statistics(p, loss.logits(tokens, columns), loss.options, of_part, merge=False)
+        loss.steps.statistics(p, loss.logits(tokens, columns), loss.options, of_part, merge=False)
     if group:
         makes = Empty((collectives.ranks(group), *found.shape), found.dtype)
         found = p.torch(collectives.gather, found, group, makes=makes)
     shape = (loss.options.vocab_parts, STATISTICS, count)
-    loss.on.join(p, p.view(found, shape, (STATISTICS * count, count, 1)), result)
+    loss.steps.join(p, p.view(found, shape, (STATISTICS * count, count, 1)), result)
 
 
 def whole_rows(loss: Loss, statistics: Any, upstream: Upstream) -> None:
@@ -210,11 +209,11 @@ def whole_rows(loss: Loss, statistics: Any, upstream: Upstream) -> None:
         chunk = loss.logits(tokens, columns)
         gradient, result = loss.head.gradient_memory(chunk.logits), part(p, statistics, tokens, 1)
         if loss.options.group or loss.has_token_factors:
-            loss.on.statistics(p, chunk, loss.options, result, merge=False)
+            loss.steps.statistics(p, chunk, loss.options, result, merge=False)
             loss.exchange(result)
-            loss.on.gradient(p, chunk, loss.options, gradient, loss.coefficients(tokens, statistics, upstream))
+            loss.steps.gradient(p, chunk, loss.options, gradient, loss.coefficients(tokens, statistics, upstream))
         else:
-            loss.on.statistics_and_gradient(p, chunk, loss.options, gradient, loss.facts.part(p, tokens), result)
+            loss.steps.statistics_and_gradient(p, chunk, loss.options, gradient, loss.facts.part(p, tokens), result)
         loss.head.add(tokens, columns, gradient)
 
 
@@ -227,7 +226,7 @@ def exponentials(loss: Loss, statistics: Any, upstream: Upstream) -> None:
         chunk = loss.logits(tokens, columns)
         memory = loss.head.gradient_memory(chunk.logits)
         reference = p.new(Empty((memory.shape[0],), loss.tiling.exact))
-        loss.on.exponentials(p, chunk, loss.options, memory, result, reference, merge=False)
+        loss.steps.exponentials(p, chunk, loss.options, memory, result, reference, merge=False)
         loss.exchange(result)
         coefficients = loss.coefficients(tokens, statistics, upstream)
         _add_exponentials(loss, tokens, memory, reference, statistics, coefficients, targets, scratch)
@@ -236,7 +235,7 @@ def exponentials(loss: Loss, statistics: Any, upstream: Upstream) -> None:
 def by_product(loss: Loss, statistics: Any, upstream: Upstream) -> None:
     """See `Way.PRODUCT`."""
     p, (columns,), targets = loss.p, loss.tiling.chunks.columns, loss.allocate_targets()
-    multiply = loss.on.ExponentialProduct(p, loss.head.weight, loss.options)
+    multiply = loss.steps.ExponentialProduct(p, loss.head.weight, loss.options)
     scratch: list[Any] = []
     for tokens in loss.tiling.chunks.tokens:
         x, result = part(p, loss.head.x, tokens), part(p, statistics, tokens, 1)
@@ -276,7 +275,7 @@ def _add_exponentials(
     v = p.new(Empty(reference.shape, reference.dtype))
     target_logit = row(p, part(p, statistics, tokens, 1), TARGET)
     last = _reachable(loss, reference, coefficients)
-    loss.on.settle(p, chunk, loss.options, reference, last, target_logit, coefficients, v, of_tokens)
+    loss.steps.settle(p, chunk, loss.options, reference, last, target_logit, coefficients, v, of_tokens)
     x, count, width = part(p, head.x, tokens), memory.shape[0], head.x.shape[1]
     if tiling.sums_in_buffer:  # E fills the second half of each row, and the first is free
         step = pitch(head.weight.shape[0])
@@ -292,9 +291,9 @@ def _add_exponentials(
         dx = part(p, head.dx, tokens)
         sums = dx if sums is None else sums
         matmul.multiply(p, memory, head.weight, sums)
-        loss.on.scale_rows(p, sums, v, dx, of_tokens, head.weight)
+        loss.steps.scale_rows(p, sums, v, dx, of_tokens, head.weight)
     if head.dweight is not None:
-        loss.on.scale_rows(p, x, v, scaled)
+        loss.steps.scale_rows(p, x, v, scaled)
         head.add_to_dweight(tokens, memory, scaled, head.dweight)
 
 
@@ -307,7 +306,7 @@ def kept_in_dweight(loss: Loss, statistics: Any, upstream: Upstream) -> None:
     The order of products overwrites nothing that is still needed: part by part, the final exponentials in place of the first
     ones and their product for dx; after all parts the weight's gradient, part by part, each through a copy.
     """
-    p, on, options, head, tiling = loss.p, loss.on, loss.options, loss.head, loss.tiling
+    p, steps, options, head, tiling = loss.p, loss.steps, loss.options, loss.head, loss.tiling
     dtype, count, parts = head.x.dtype, head.x.shape[0], tiling.chunks.kept
     memory = _memory_in_dweight(loss)
 
@@ -319,14 +318,14 @@ def kept_in_dweight(loss: Loss, statistics: Any, upstream: Upstream) -> None:
     waiting: list[tuple[Chunk, Any]] = []  # chunks of exponentials, and the references of their rows
     if tiling.way is Way.KEPT_PRODUCT:
         places = [(columns, place_of(columns)) for columns in tiling.chunks.columns]
-        multiply = on.ExponentialProduct(p, head.weight, options)
+        multiply = steps.ExponentialProduct(p, head.weight, options)
         reference = multiply.statistics(head.x, loss.facts.columns, statistics, places)
         waiting = [(loss.chunk(EVERYTHING, columns, place), reference) for columns, place in places]
     else:
         references = p.new(Empty((len(tiling.chunks.columns), count), statistics.dtype))
         for i, columns in enumerate(tiling.chunks.columns):
             chunk, place, reference = loss.logits(EVERYTHING, columns), place_of(columns), row(p, references, i)
-            on.exponentials(p, chunk, options, place, statistics, reference, merge=columns.start > 0)
+            steps.exponentials(p, chunk, options, place, statistics, reference, merge=columns.start > 0)
             waiting.append((chunk._replace(logits=place), reference))
     loss.exchange(statistics)
 
@@ -338,7 +337,7 @@ def kept_in_dweight(loss: Loss, statistics: Any, upstream: Upstream) -> None:
         """Makes the kept exponentials of a part final."""
         for chunk, reference in waiting:
             if of.start <= chunk.columns.start < of.stop:
-                on.settle(p, chunk, options, reference, last, target_logit, coefficients, v, targets)
+                steps.settle(p, chunk, options, reference, last, target_logit, coefficients, v, targets)
 
     if head.dx is None:
         for of in parts:
@@ -348,7 +347,7 @@ def kept_in_dweight(loss: Loss, statistics: Any, upstream: Upstream) -> None:
     for of in parts:  # dW = (v E)^T x, in the place of E
         kept, rows_of_part = memory[of.start], part(p, head.dweight, of)
         copy = rows_in(p, head.buffer, count, kept.shape[1], dtype)
-        on.scale_rows(p, kept, v, copy)
+        steps.scale_rows(p, kept, v, copy)
         matmul.multiply(p, transposed(p, copy), head.x, rows_of_part)
 
 
@@ -388,7 +387,7 @@ def _write_kept_dx(loss: Loss, memory: dict[int, Any], settle: Any, v: Any, targ
             if tokens.start == 0:
                 settle(of)
             matmul.multiply(p, part(p, memory[of.start], tokens), part(p, head.weight, of), sums, adds=of.start > 0)
-        loss.on.scale_rows(p, sums, part(p, v, tokens), dx, targets.part(p, tokens), head.weight)
+        loss.steps.scale_rows(p, sums, part(p, v, tokens), dx, targets.part(p, tokens), head.weight)
 
 
 WAYS = {
@@ -401,8 +400,8 @@ WAYS = {
 }
 
 
-def _arithmetic(p: Plan) -> ModuleType:
-    """What computes on rows and chunks; kernels import Triton, and are imported where they are needed."""
+def _steps(p: Plan) -> ModuleType:
+    """`Loss.steps`. Kernels import Triton, and are imported where they are needed."""
     if p.chip is None:
         from . import reference
 
