@@ -141,6 +141,7 @@ def backward(p: Plan, call: Backward) -> tuple[Any, ...]:
     dh = followed(p, dh)
     dprefix = None if dprefix_sum is None else followed(p, call.dprefix)
     h: Any = p.contiguous(call.h) if call.h is not None and reads_h(call.h, p.chip) else None
+    # Statistics [tokens, sources] are for the kernel of one row a tile. Where it does not fit, the others get a copy.
     by_token = h is None and keeps_by_token(call, v.dtype, p.chip)
     for rows_by_token in (True, False) if by_token else (False,):
         shape = Shape(

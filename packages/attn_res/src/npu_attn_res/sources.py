@@ -28,7 +28,7 @@ from .shape import Shape, TokenTiling
 
 _NO_GRADIENT = -(2**63)  # as in formula.py
 _ENTRIES = 16  # entries of a table that one launch writes
-_MAX_ARGUMENTS = 32  # tensors that kernels for CUDA choose among
+_MAX_ARGUMENTS = 32  # pointers in a tuple
 
 
 class Pointers(NamedTuple):
@@ -82,7 +82,7 @@ class Sources(NamedTuple):
         return self.blocks[0].dtype
 
     def in_tables(self, p: Plan) -> Sources:
-        """The same for kernels that choose among no arguments."""
+        """The same, found through tables: for kernels that take no tuple of pointers."""
         if self.at.others is None:
             return self
         at, to = _in_tables(p, self.blocks, self.gradients)
@@ -99,7 +99,7 @@ def sources_of(
 ) -> Sources:
     """One slot [N, ..., D], or N slots [..., D], copied where rows do not lie at one stride, the same for all blocks.
 
-    `in_tables`: kernels choose among no arguments.
+    `in_tables`: the kernels take no tuple of pointers.
     """
     if stacked:
         followed_blocks = [followed(p, blocks[0], 1)]
@@ -107,8 +107,8 @@ def sources_of(
         strides = {row_stride(block) for block in blocks}
         alike = len(strides) == 1 and None not in strides
         followed_blocks = [block if alike else p.contiguous(block) for block in blocks]
-    few = 1 < len(blocks) <= _MAX_ARGUMENTS and p.chip.kind == "cuda" and not in_tables and _has_tuples()
-    if few:
+    takes_tuples = p.chip.kind == "cuda" and not in_tables and _has_tuples()
+    if takes_tuples and 1 < len(blocks) <= _MAX_ARGUMENTS:
         at, to = _as_arguments(followed_blocks), _as_arguments(gradients)
     else:
         at, to = _in_tables(p, followed_blocks, gradients)
@@ -174,7 +174,10 @@ def choose(shape: Shape, chip: Device) -> TokenTiling | None:
 
 
 def sources_on_chip(n_sources: int, chip: Device) -> int:
-    """`Shape.n_sources`: tilings for CUDA depend on it, up to a power of two, or an eighth of one."""
+    """`Shape.n_sources`, which tilings for CUDA depend on: rounded up so that few kernels are compiled.
+
+    Up to 8 to a power of two, above to an eighth of the next power of two.
+    """
     if chip.kind != "cuda":
         return 0
     step = max(1, power_of_two(max(1, n_sources)) // 8)
@@ -194,7 +197,7 @@ def _has_tuples() -> bool:
 
 
 def _as_arguments(tensors: Sequence[Slot | None]) -> Pointers:
-    """Pointers for a kernel that chooses among its arguments."""
+    """Pointers for a kernel that takes a tuple of them."""
     first = next((tensor for tensor in tensors if tensor is not None), None)
     if first is None:
         return NOWHERE

@@ -92,7 +92,7 @@ def embedding(
     ):  # fmt: skip
         row = NO_ROW if padding_idx is None else padding_idx
         call = Forward(indices, weight, row, scale_grad_by_freq, sparse, 0, weight.shape[0])
-        found = FORWARD.again(norm_type, call)
+        found = FORWARD.again(norm_type, call)  # it was checked too, and is no field of the call
         if found is not None:
             rows: Tensor = found
             return rows
@@ -115,7 +115,7 @@ def embedding(
         if vocab_range is not None:
             raise ValueError(f"vocab_range is {vocab_range} and must be left out where weight is a DTensor.")
         run = partial(embedding, norm_type=norm_type)
-        return split.embedding(run, indices, weight, padding_idx, max_norm, scale_grad_by_freq, sparse, multiplier)
+        return split.of_dtensors(run, indices, weight, padding_idx, max_norm, scale_grad_by_freq, sparse, multiplier)
     if max_norm is not None:
         if row_scales is not None:
             raise ValueError(f"max_norm is {max_norm} and must be None where row_scales is given: such a table is frozen.")

@@ -66,7 +66,7 @@ _MOST_SENT = 32 * 2**20
 _BELOW_ALL = -(2**63)  # no index is below
 
 
-def embedding(
+def of_dtensors(
     run: Callable[..., Tensor],
     indices: Tensor,
     weight: Tensor,
@@ -80,17 +80,16 @@ def embedding(
     shards = Shards({"indices": indices, "weight": weight})
     split = shards.check("indices", lambda _, p: is_replicated(p) or shard(p) >= 0, "Replicate() or Shard")
     table = shards.check("weight", lambda _, p: is_replicated(p) or shard(p) >= 0, "Replicate(), Shard(0) or Shard(1)")
-    met = [i for i, p in enumerate(split) if shard(p) >= 0 and shard(table[i]) == 0]
+    both = [i for i, p in enumerate(split) if shard(p) >= 0 and shard(table[i]) == 0]  # mesh dimensions that split both
     must = "Replicate() or Shard(0) where indices is split"
-    shards.check("weight", lambda i, p: is_replicated(p) or is_replicated(split[i]) or i in met, must)
+    shards.check("weight", lambda i, p: is_replicated(p) or is_replicated(split[i]) or i in both, must)
     if sparse:
         raise ValueError("sparse is True and must be False where weight is a DTensor.")
-    # Ranks have partial sums of the weight's gradient.
-    apart = any(not is_replicated(p) and i not in met for i, p in enumerate(split))
-    if scale_grad_by_freq and apart:
+    has_partial_sums = any(not is_replicated(p) and i not in both for i, p in enumerate(split))  # of the weight's gradient
+    if scale_grad_by_freq and has_partial_sums:
         limits = "must be False where indices is split and weight's rows are not: each rank counts its own"
         raise ValueError(f"scale_grad_by_freq is True and {limits}.")
-    if max_norm is not None and (apart or any(shard(p) == 1 for p in table)):
+    if max_norm is not None and (has_partial_sums or any(shard(p) == 1 for p in table)):
         limits = "must be None where indices is split and weight's rows are not, or weight in columns"
         raise ValueError(f"max_norm is {max_norm} and {limits}.")
     rows, total = shards.part("weight", 0), weight.shape[0]
@@ -101,11 +100,11 @@ def embedding(
     placed = [_placed(i, w, indices.dim()) for i, w in zip(split, table, strict=True)]
     own = shards.local("weight", [gradient for _, gradient in placed])
     local = partial(run, weight=own, **options)
-    if met:
+    if both:
         assert rows is not None
-        ranks, cut = shards.mesh.size(met[0]), shard(split[met[0]])
+        ranks, cut = shards.mesh.size(both[0]), shard(split[both[0]])
         parts = math.prod(shards.mesh.size(i) for i, p in enumerate(split) if shard(p) == cut)
-        wanted, group = shards.local("indices"), shards.mesh.get_group(met[0]).group_name
+        wanted, group = shards.local("indices"), shards.mesh.get_group(both[0]).group_name
         equal_counts = indices.shape[cut] % parts == 0
         if equal_counts and wanted.shape[cut] * parts != indices.shape[cut]:
             ours = f"this rank's part of indices has shape {tuple(wanted.shape)}"
@@ -260,9 +259,8 @@ def _plan_by_all_backward(p: Plan, call: ByAllBackward) -> tuple[Slot]:
 
 
 def _compute_by_all(call: ByAll) -> tuple[Tensor, Tensor]:
-    check_indices(
-        call.indices, call.n_total
-    )  # here, where it is known whose index it is; other ranks then wait for this one
+    # Before they are sent, while it is known whose index it is. After an error the other ranks wait for this one.
+    check_indices(call.indices, call.n_total)
     of_all = collectives.gather(call.indices, call.group)
     (rows,) = reference.forward(_of_all(call, of_all))
     return collectives.sum_of_own(rows, call.group), of_all

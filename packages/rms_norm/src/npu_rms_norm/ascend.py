@@ -289,9 +289,8 @@ class Rule(NamedTuple):
         rows: rows of a tile: "several", as many as one transfer moves (ROWS_BYTES), or "one".
         buffers: 2: the next tile is loaded while this one is computed; 1: it is not.
         spare: the part of the Unified Buffer that the declared buffers must leave free.
-        launches: the launches that may take this way, as `_kinds` names them: "forward" and "backward" on a 910B, also
-            "forward of fp32" and "backward of fp32" where it reads fp32 rows, "forward 950" and "backward 950" on an
-            Ascend950.
+        kinds: of launches that may take this way (`_kinds`): "forward" and "backward" on a 910B, where fp32 rows are read
+            also "forward of fp32" and "backward of fp32"; "forward 950" and "backward 950" on an Ascend950.
         why: the reason, which explanations print.
         decided_at: file and line of the row.
     """
@@ -301,7 +300,7 @@ class Rule(NamedTuple):
     rows: str
     buffers: int
     spare: float
-    launches: frozenset[str]
+    kinds: frozenset[str]
     why: str
     decided_at: str
 
@@ -332,7 +331,7 @@ ONE_ROW = ALL - {"backward 950"}
 RULES = (
     #                                                                                   f.   f.   b.   b.   f.   b.   f.
     #                                                                                 2048 5760 2048 3584 8192 8192 4096
-    #    way                           kernel  rows       buffers  spare  launches     bf16                           fp32
+    #    way                           kernel  rows       buffers  spare  kinds        bf16                           fp32
     _row("several rows",               "rows", "several", 2,       1 / 8, ALL,       #  57    -   80    -    -    -    -
          "a transfer of several rows is fast, and their sums stay in the vector unit"),
     _row("several rows, no room left", "rows", "several", 2,       0,     NO_ROOM,   #  57  169   80  184    -    -    -
@@ -515,7 +514,7 @@ class AscendTiling(RowTiling):
         if self.rows > 1:
             return dataclasses.replace(self, rows=self.rows // 2)
         if self.rule.buffers > 1 and self.kernel == "rows":
-            # Not only where `launches` of this way allows it: it says where the way is fast, and here the tile has to fit.
+            # Whatever `kinds` of that way are: they say where it is fast, and here the tile has to fit.
             return dataclasses.replace(self, rule=ONE_BUFFER)
         unit = _unit(self.shape, self.device)
         if self.columns <= unit:
@@ -544,10 +543,10 @@ def _candidates(shape: Shape, device: Device) -> list[Candidate[Rule]]:
     unit, itemsize = _unit(shape, device), min(shape.itemsizes)
     padded, rows_block = round_up(shape.width, unit), _rows_block(shape, device)
     columns_block = Block("BLOCK_N", min(padded, COLUMNS_BYTES // itemsize), unit, unit)
-    launch = _kinds(shape, device)
+    kinds = _kinds(shape, device)
     candidates = []
     for rule in RULES:
-        if not rule.launches & launch:
+        if not rule.kinds & kinds:
             continue
         if rule.kernel == "wide":
             candidates.append(Candidate(rule, tiles_of_columns(shape), (columns_block,)))
@@ -564,7 +563,7 @@ def _candidates(shape: Shape, device: Device) -> list[Candidate[Rule]]:
 
 
 def _kinds(shape: Shape, device: Device) -> set[str]:
-    """The names of a launch in `Rule.launches`."""
+    """The kinds in `Rule.kinds` that a launch is of."""
     direction = "backward" if shape.backward else "forward"
     if device.arch == "dav-c310":
         return {f"{direction} 950"}

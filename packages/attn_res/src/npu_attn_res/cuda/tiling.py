@@ -113,9 +113,8 @@ EXTRA_STAGE = 4096, 8192  # a row in chunks, of more columns than the first and 
 # Several small tiles under way are faster than one large one.
 STAGES = 3  # tiles under way in a loop over sources, or over tokens
 MIN_WARPS = 4  # of a loop backward
-BACKWARD_TILE = (
-    8192  # elements: a loop backward takes more sources of narrow rows, at most half of a token's, until it has them
-)
+# A loop backward takes more sources of narrow rows, at most half of a token's, until a tile has so many elements.
+BACKWARD_TILE = 8192
 FORWARD_WARP_COLUMNS = 2048  # a warp has no more columns of one source
 
 # fmt: off

@@ -273,19 +273,12 @@ def attn_res_keys_backward_kernel(
 
 
 MAX_BLOCKS = 64
-_BLOCK_M = (
-    8  # tokens of a program on Ascend: a backward stores a partial sum [Q, D] for each tile, an eighth of a row a token
-)
+_BLOCK_M = 8  # tokens of a program on Ascend, of which a backward stores one partial sum [Q, D]: an eighth of a row a token
 _CUDA_BLOCK_M = 2  # the tokens of all programs stay in an L2 cache of 50 MB
 _CUDA_ELEMENTS, _CUDA_COLUMNS, _WARPS, _PER_CORE = 8192, 1024, 8, 2
 _COLUMN_BYTES = 8 * 1024  # of a row's transfer on Ascend
 # Bytes of Unified Buffer for every element of a tile [blocks, columns] and of [queries, columns]; tests compile such tiles.
-_BYTES = {
-    ("forward", "dav-c220"): (24, 0),
-    ("forward", "dav-c310"): (24, 0),
-    ("backward", "dav-c220"): (32, 12),
-    ("backward", "dav-c310"): (32, 12),
-}
+_BYTES = {"forward": (24, 0), "backward": (32, 12)}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -354,7 +347,7 @@ class KeysTiling(Tiling):
 
 
 def _tiles(tiling: KeysTiling, columns: int | str) -> list[Tile]:
-    of_sources, of_queries = _BYTES[tiling.task, tiling.device.arch]
+    of_sources, of_queries = _BYTES[tiling.task]
     rows = tiling.block_m * tiling.queries
     return [
         Tile("sources", (tiling.block_n, columns), of_sources),
