@@ -157,17 +157,17 @@ def backward(p: Plan, call: Backward) -> tuple[Any, ...]:
         )
         tiling = whole_rows(p, shape)
         if tiling is not None:
-            dweights = _launch(p, call, tiling, v, dh, h, {"prefix": prefix, "dprefix": dprefix, "sum": dprefix_sum})
+            dweights = _backward_of_rows(p, call, tiling, v, dh, h, prefix, dprefix, dprefix_sum)
             return gradients, dprefix_sum, *dweights, dweight
     if prefix is not None:
         return *_backward_by_pytorch(p, call, dh, wanted), dweight
     return gradients, dprefix_sum, *backward_of_columns(p, call, v.in_tables(p), dh), dweight
 
 
-def _launch(
-    p: Plan, call: Backward, tiling: TokenTiling, v: Sources, dh: Any, h: Any, prefix: dict[str, Any]
+def _backward_of_rows(
+    p: Plan, call: Backward, tiling: TokenTiling, v: Sources, dh: Any, h: Any, prefix: Any, dprefix: Any, dprefix_sum: Any
 ) -> tuple[Any, Any]:
-    """Adds the launches of whole rows and of the sum of dg. `prefix`: it, and its gradients. Returns those of weights."""
+    """Adds the launches of whole rows and of the sum of dg. Returns the gradients of query and rms_weight."""
     count: Any = call.device_count
     on_cuda, by_token = p.chip.kind == "cuda", tiling.shape.by_token
     needs_dg = call.need_weights[0] or call.need_weights[1]
@@ -194,19 +194,19 @@ def _launch(
             "p_lse": p.contiguous(call.lse),
             "p_dv_table": v.to.table,
             "p_count": count,
-            "p_prefix": prefix["prefix"],
-            "p_dprefix": prefix["dprefix"],
+            "p_prefix": prefix,
+            "p_dprefix": dprefix,
             **more,
         },
-        writes={"p_dv": v.to.base, "p_dg": dg, "p_dprefix_sum": prefix["sum"]},
+        writes={"p_dv": v.to.base, "p_dg": dg, "p_dprefix_sum": dprefix_sum},
         sizes={
             "max_blocks": call.n_blocks,
             "n_tokens": v.n_tokens,
             "s_block": v.s_block,
             "s_token": v.s_token,
             "s_dh": row_stride(dh),
-            "s_prefix": stride_of(prefix["prefix"]),
-            "s_dprefix": stride_of(prefix["dprefix"]),
+            "s_prefix": stride_of(prefix),
+            "s_dprefix": stride_of(dprefix),
             **({"needed": v.to.needed} if on_cuda else {}),
         },
     )

@@ -189,7 +189,7 @@ def backward(p: Plan, call: Backward, into: Slot | None = None) -> tuple[Slot | 
     dgate, dweight, dbias = (p.new(wanted[name]) for name in ("dgate", "dweight", "dbias"))
     gradients = {"p_dw": dweight, "p_db": dbias}
     if call.dy.numel():
-        sums = _launch(p, call, dx, dgate, gradients)
+        sums = _backward_of_rows(p, call, dx, dgate, gradients)
         for name, gradient in gradients.items():
             if gradient is not None and sums[name] is not gradient:
                 add_partials(p, f"sum of {name}", sums[name], gradient)
@@ -223,7 +223,7 @@ def _backward_with_copies(p: Plan, call: Backward, into: Slot) -> tuple[Slot | N
     return into, *others
 
 
-def _launch(
+def _backward_of_rows(
     p: Plan, call: Backward, dx: Slot | None, dgate: Slot | None, parameters: dict[str, Slot | None]
 ) -> dict[str, Any]:
     """Adds the launches that read rows.
@@ -248,9 +248,9 @@ def _launch(
         }
     written = {"p_dx": dx, "p_dgate": dgate, **sums}
     if tiling.kernel == "wide":
-        _launch_wide(p, rows, tiling, read | {"p_bias": bias}, written)
+        _backward_of_wide_rows(p, rows, tiling, read | {"p_bias": bias}, written)
     elif tiling.kernel == "shared":
-        _launch_shared(p, rows, tiling, read, written)
+        _backward_of_shared_rows(p, rows, tiling, read, written)
     else:
         kernel = cuda.backward_kernel if p.chip.kind == "cuda" else ascend.backward_kernel
         sizes = rows.sizes("dy", "x", "dx", "extra")
@@ -258,7 +258,7 @@ def _launch(
     return sums
 
 
-def _launch_wide(p: Plan, rows: Rows, tiling: Any, read: dict[str, Any], written: dict[str, Any]) -> None:
+def _backward_of_wide_rows(p: Plan, rows: Rows, tiling: Any, read: dict[str, Any], written: dict[str, Any]) -> None:
     """A launch for mean(g n) of each row, where dx needs it, and one for the gradients."""
     mean = None
     if written["p_dx"] is not None:
@@ -281,7 +281,7 @@ def _launch_wide(p: Plan, rows: Rows, tiling: Any, read: dict[str, Any], written
     )
 
 
-def _launch_shared(p: Plan, rows: Rows, tiling: Any, read: dict[str, Any], written: dict[str, Any]) -> None:
+def _backward_of_shared_rows(p: Plan, rows: Rows, tiling: Any, read: dict[str, Any], written: dict[str, Any]) -> None:
     """A launch whose programs hold a row together. They exchange parts of mean(g n) in 64-bit words, zeros at first."""
     words = p.new(Empty((read["p_rstd"].numel() * tiling.share,), torch.int64))
     assert words is not None
