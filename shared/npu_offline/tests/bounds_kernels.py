@@ -55,7 +55,7 @@ def columns(x, y, n_cols, BLOCK: tl.constexpr, STOP: tl.constexpr):
 
 @triton.jit
 def strided(x, y, n, BLOCK: tl.constexpr):
-    """y = 2 x; programs take every so-many-th tile."""
+    """y = 2 x; program i of n takes tiles i, i + n, i + 2 n and so on."""
     for i in range(tl.program_id(0), tl.cdiv(n, BLOCK), tl.num_programs(0)):
         o = i * BLOCK + tl.arange(0, BLOCK)
         tl.store(y + o, tl.load(x + o, mask=o < n) * 2, mask=o < n)

@@ -201,7 +201,7 @@ class LossTiling(Tiling):
         logits_dtype: of logits in memory, or of exponentials where there are never logits.
         sum_dtype: of the sums that become the weight's gradient.
         dweight_scale: factor of the sums that become the weight's gradient.
-        buffer: elements of the memory for logits.
+        buffer: elements of the memory for a chunk's logits or exponentials, and later for sums of dx or scaled copies.
         sums_in_buffer: whether a chunk's exponentials leave memory in its logits' place for sums of dx.
         why: why this way.
         decided_at: file and line of the rule that chose it.

@@ -75,7 +75,7 @@ class Head:
         tiling: how it is computed.
 
     Attributes:
-        buffer: memory for a chunk of logits.
+        buffer: see `LossTiling.buffer`.
         dx: [N, H], the gradient of x so far; None where it is not wanted, as the next one.
         dweight: the weight's gradient so far.
     """

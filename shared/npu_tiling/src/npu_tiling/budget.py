@@ -104,7 +104,7 @@ class Block:
         name: the symbol that `Tile.shape` uses.
         largest: the size wanted if it fits.
         smallest: the size below which the kernel makes no sense.
-        multiple_of: the size is a multiple of this, except that `largest` and `smallest` themselves are allowed.
+        multiple_of: the size is a multiple of this, or `largest` or `smallest` itself: a whole row may be no multiple.
     """
 
     name: str

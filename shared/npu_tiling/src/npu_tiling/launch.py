@@ -257,7 +257,7 @@ class Launcher:
             grid: number of programs.
             tensors: the kernel's first parameters, None where there is none, on CUDA also tuples of tensors and Triton's
                 descriptors; the first is a tensor, whose device runs the kernel.
-            scalars: the parameters that follow, numbers; None is one that the kernel asks for, as of tensors.
+            scalars: the parameters that follow, numbers; None for one that the call does not have.
             constants: the parameters that follow those, `tl.constexpr`, by name.
             options: compiler options (`num_warps` on CUDA, `multibuffer` on Ascend).
             key: equal for two launches only if constants and options are.

@@ -248,9 +248,9 @@ def attn_res_forward_prefetch_kernel(
 # delta in fp32, and a second sweep, which finds the blocks in the cache (L2), computes the gradients. The forward keeps
 # scores, rstd and lse. Where h was not rounded (fp32), delta is <dh, h> and there is one sweep.
 #
-# lse is rounded: where scores are in the hundreds, the weights exp(s - lse) sum to 1 + 1e-5. As a factor of all alpha_i that
-# is as small as the scores' own rounding. As a factor of delta alone it would be left over where e_i - delta cancels. So
-# delta is divided by the sum of its weights.
+# lse is rounded: where scores are in the hundreds, the weights exp(s - lse) sum to 1 + 1e-5. In every alpha_i that factor is
+# as small as the scores' own rounding. But delta must not have it: e_i - delta would not cancel where it should. So delta is
+# divided by the sum of its weights.
 #
 # The first sweep over single rows loads the next block at the top of the loop, computes with the current one, and casts the
 # next one at the end; 4096 columns with a prefix are predicted to take 15 % more without it. The second sweep keeps more on

@@ -10,13 +10,13 @@ each of them stood. Run r is the equal keys of row r. Indices with keys from `ke
 
     dweight[r] = sum of dy[order[i]] over the positions i with sorted[i] = key_of_row_0 + r
 
-Work is a list: for each row, the positions of its run, then the row itself, which is to be stored. Position i stands at
-place i + its row, the end of row r at place r + the positions before row r + 1. The list is cut in `n_chunks` chunks of
-equal length, one for each program, so that as much is read and written by each, however long the runs and the gaps between
-them are. `sum_rows_kernel` stores zeros and the sum of a run that lies in one chunk. A row that crosses a border between
-chunks leaves partial sums: a head in each chunk that it enters from before, a tail in the chunk where it starts.
-`add_partials_kernel` adds the heads of such a row in the order of the chunks, then its tail. Every row of dweight is stored
-once. Sums are fp32, rounded once.
+Work is a list: of each row the positions of its run, which are read, then its end, where it is stored. With rows 0, 0, 2 of
+three: 0, 1, end of 0, end of 1, 2, end of 2. Position i stands at place i + its row, the end of row r at place r + the
+positions before row r + 1. The list is cut in `n_chunks` chunks of equal length, one for each program, so that each reads
+and writes as much, however long runs and gaps are. `sum_rows_kernel` stores zeros and the sum of a run that lies in one
+chunk. A row that crosses a border between chunks leaves partial sums: a head in each chunk that it enters from before, a
+tail in the chunk where it starts. `add_partials_kernel` adds the heads of such a row in the order of the chunks, then its
+tail. Every row of dweight is stored once. Sums are fp32, rounded once.
 """
 
 from math import ceil

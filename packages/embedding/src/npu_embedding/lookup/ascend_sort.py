@@ -113,8 +113,8 @@ def key_after(p_key, i, i_end, n_skipped):
 def first_keys(p_key, n, i0, i1, i2, i3, e0, e1, e2, e3, n_steps):
     """Where the first n keys of four runs end in each: runs from i to before e, equal keys in the order of the runs.
 
-    A step compares the h-th key of each run, and takes h keys of the run with the smallest: at most 4 (h - 1) keys stand
-    before its h-th, so that it is one of the first n_left.
+    A step takes h keys of the run whose h-th key is the smallest. At most h - 1 keys of each run come before that one, so it
+    is among the first 4 (h - 1) + 1; h is the most for which these are at most n_left.
     """
     n_left = i0 * 0 + n  # of i0's type, which the loop keeps
     for _ in tl.range(0, n_steps):

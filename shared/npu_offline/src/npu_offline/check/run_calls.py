@@ -67,7 +67,7 @@ class Outcome:
         launches: what ran, with traffic.
         differences: results that were compared.
         problem: why it stopped.
-        refused: whether nothing is said about its results: Triton refuses the kernel, or the emulation cannot run it.
+        refused: whether it did not run, which says nothing of its results: Triton or the emulation refuses the kernel.
         endless: whether a program of it did not end.
         numbers: what it ran with, other than what its arguments say and normally distributed numbers.
         error: what stopped it.

@@ -102,7 +102,7 @@ class ChipCosts:
         launch: of each launch, whatever its programs.
         launch_block: of a launch, each core that runs programs.
         next_program: a core's further program.
-        same_address: times as long, a load of one address by all cores.
+        same_address: how many times as long a load takes where all cores load from one address.
         cube: costs of its cube cores; None if they are not known.
         registers: whether the vector unit computes on registers, in vector functions, not on the Unified Buffer.
     """

@@ -13,7 +13,7 @@ from .scalars import UNKNOWN
 
 
 def parts_read_first(programs: Iterable[Iterable[Issue]], window: float, most: int) -> Mapping[str, float]:
-    """By argument, the share of the bytes which programs read that none of the others reads at about the same time.
+    """Of each argument's bytes that programs read, the share that a program reads first: no other has just read them.
 
     Args:
         programs: what runs at the same time, in step.
