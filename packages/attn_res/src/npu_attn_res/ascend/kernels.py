@@ -30,10 +30,11 @@ from ..formula import (
     store_rows,
     store_statistic,
 )
+from .tiling import MAX_KEPT_SOURCES
 
 MAX_SUM = tl.constexpr(1e13)  # e^30: of exp(s - reference); above it the reference was too low
 MAX_SQUARE = tl.constexpr(3e38)  # a larger sum of squares counts as infinite
-MAX_SOURCES = tl.constexpr(64)  # for which the backward of one row a tile has places
+MAX_SOURCES = tl.constexpr(MAX_KEPT_SOURCES)
 MIN_OFFSET = tl.constexpr(-(2**62))  # of a gradient from its base; NO_GRADIENT is less, also with a token's offset
 NO_SCORE = tl.constexpr(-1e30)  # of a place without a source: its weight is zero
 

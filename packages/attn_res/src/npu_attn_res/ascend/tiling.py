@@ -180,7 +180,7 @@ _COLUMN_BYTES = 8 * 1024  # of a transfer in the kernels that take columns
 # of tiles of rows, on CANN 8.5 and about 9.1: 1536 columns 2.18 : 3.26 and 2.36 : 2.16, 2048 1.86 : 2.96 and 2.02 : 1.98,
 # 3072 1.70 : 2.65 and 1.80 : 1.99; 4096 beside a prefix, where one row is a tile, 1.65 : 2.25 and 1.62 : 2.10.
 _MIN_KEPT_WIDTH = 2048
-_MAX_KEPT_SOURCES = 64  # as MAX_SOURCES of ascend/kernels.py
+MAX_KEPT_SOURCES = 64  # for which the kernel has places
 
 _ROWS = ("D", "BLOCK_M", "BLOCK_D")
 _FORWARD_CONSTANTS = (*_ROWS, "BY_TOKEN")
@@ -299,7 +299,7 @@ def statistics_by_token(width: int, itemsize: int, n_sources: int, device: Devic
 
     An Ascend950 never has such a backward: nothing predicts its time there. Sources in fp32 have h, and one sweep.
     """
-    if device.arch != "dav-c220" or itemsize > 2 or width < _MIN_KEPT_WIDTH or n_sources > _MAX_KEPT_SOURCES:
+    if device.arch != "dav-c220" or itemsize > 2 or width < _MIN_KEPT_WIDTH or n_sources > MAX_KEPT_SOURCES:
         return False
     return _can_keep(width, itemsize, device)
 

@@ -15,12 +15,10 @@ import os
 from npu_tiling.device import collect, publish, tl, triton
 
 from ..formula import ALIGNMENT, NO_GRADIENT, count_blocks, exponentials, rms_inverse, score_gradient, slope, source_gradient
+from . import tiling
 
 _ASSEMBLY = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")  # which Triton's interpreter does not know
-
-# Words for two turns suffice: a program publishes token t + 1 only after it has read token t from all others, so that nobody
-# still reads t when t + 2 overwrites it.
-TURNS = tl.constexpr(2)
+TURNS = tl.constexpr(tiling.TURNS)
 
 
 @triton.jit

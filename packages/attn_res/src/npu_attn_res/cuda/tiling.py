@@ -149,7 +149,8 @@ COOPERATING = Cooperating(
 )
 # fmt: on
 
-TURNS = 2  # as in cuda/kernels.py
+# Turns that words are for. A program publishes token t + 1 only once it has read t of all others: t + 2 may overwrite t.
+TURNS = 2
 SCRATCH_BYTES = 1024  # of shared memory, that reductions over warps take at most
 _COOPERATING_SCRATCH_BYTES = 8192  # the same where programs share a token: six sums, and numbers of the next token
 

@@ -396,8 +396,8 @@ class _Bags(Function):
             indices, offsets, base, sample_weights, weight = ctx.saved_tensors
             call, (asks_rows, asks_weights) = ctx.call, ctx.asks
             ids = indices if base is None else (indices.view(-1, base.numel()) + base).view(-1)
-            same = offsets is None and sample_weights is None and (call.left_out == NO_ID or not call.mean) and ids.numel()
-            if same and call.eps is None:
+            is_plain = offsets is None and sample_weights is None and call.eps is None and ids.numel() > 0
+            if is_plain and (call.left_out == NO_ID or not call.mean):  # no `spread`
                 each = ids.numel() // call.n_bags
                 factor = call.factor / each if call.mean else call.factor
                 wide = statistics_dtype(dy.dtype) if call.mean else dy.dtype  # models round rows that are scaled, too

@@ -25,14 +25,16 @@ from npu_tiling.device import tl, triton
 from npu_tiling.launch import CountTiling, Tiling
 from npu_tiling.plans import Plan
 
+from .. import call
 from ..call import COEFFICIENTS, FP32, INT32, INT64, Options, Results
 from ..formula import merge_statistics, merge_totals, row_coefficients
 from ..head import moved, row, sum_of_rows
 from . import TargetFacts
 
-IGNORED: tl.constexpr = tl.constexpr(-2)
-NO_COLUMN: tl.constexpr = tl.constexpr(-1)
-PARTIAL_WIDTH: tl.constexpr = tl.constexpr(8)  # a row of partial sums, and of factors: 32 bytes, which no two programs share
+_LANES = 8  # of a row of partial sums, and of factors: 32 bytes, which no two programs share
+IGNORED: tl.constexpr = tl.constexpr(call.IGNORED)
+NO_COLUMN: tl.constexpr = tl.constexpr(call.NO_COLUMN)
+PARTIAL_WIDTH: tl.constexpr = tl.constexpr(_LANES)
 MAX_RELATIVE_WEIGHT: tl.constexpr = tl.constexpr(4096.0)  # see tokens.py
 _INT32_END: tl.constexpr = tl.constexpr(2.0**31)
 
@@ -541,7 +543,6 @@ def _tiles(kernel: RowKernel) -> list[Tile]:
 
 _READ = (FP32, INT64, INT32)  # dtypes of a divisor that the kernel reads
 _COUNTED = 2**24  # integers below are fp32 numbers
-_LANES = 8  # PARTIAL_WIDTH
 
 
 def target_facts(
@@ -565,9 +566,8 @@ def target_facts(
     written = {"p_factors": factors, "p_unfinished": unfinished}
     unscale = {"unscale": 1.0 / (dweight_scale or 1.0)}
     name = "cross_entropy_targets_kernel"
-    small = abs(options.ignore_index) < _COUNTED
-    flags = {"SMALL_INDEX": small, "SMOOTHED": options.smoothed, "MEAN": is_mean, "LAST": partials is None}
-    p.choose(name, tiling, flags)
+    flags = {"SMALL_INDEX": abs(options.ignore_index) < _COUNTED, "SMOOTHED": options.smoothed, "MEAN": is_mean}
+    p.choose(name, tiling, {**flags, "LAST": partials is None})
     p.launch(
         cross_entropy_targets_kernel,
         name,
