@@ -100,7 +100,7 @@ def load_of_blocks(p_value, other, i_row, n_rows, n_blocks, n_sources, R: tl.con
 
 @triton.jit
 def load_of_prefix(p_value, other, i_row, n_rows, n_blocks, n_sources, R: tl.constexpr):
-    """[R] of it, `other` outside."""
+    """[R] of the prefix, which `store_statistic_rows` stores behind the blocks, `other` outside."""
     o_row = tl.arange(0, R)
     return tl.load(p_value + i_row * n_sources + n_blocks + o_row * n_sources, mask=o_row < n_rows, other=other)
 
@@ -154,9 +154,9 @@ def attn_res_keys_kernel(
         b_score, b_p_score = b_dot * b_rstd, b_p_dot * b_p_rstd
         if p_score is not None:
             i_row, n_rows = i_first * Q, n_here * Q
-            b_last, b_p_last = None if p_prefix is None else b_p_score, None if p_prefix is None else b_p_rstd
-            store_statistic_rows(p_score, b_score, b_last, i_row, n_rows, n_blocks, n_sources, ROWS, BLOCK_N)
-            store_statistic_rows(p_rstd, b_rstd, b_p_last, i_row, n_rows, n_blocks, n_sources, ROWS, BLOCK_N)
+            b_last_score, b_last_rstd = None if p_prefix is None else b_p_score, None if p_prefix is None else b_p_rstd
+            store_statistic_rows(p_score, b_score, b_last_score, i_row, n_rows, n_blocks, n_sources, ROWS, BLOCK_N)
+            store_statistic_rows(p_rstd, b_rstd, b_last_rstd, i_row, n_rows, n_blocks, n_sources, ROWS, BLOCK_N)
         if p_prefix is None:
             b_p_score = tl.full([ROWS], NO_SCORE, tl.float32)
         b_alpha, b_p_alpha = softmax_of_sources(tl.where(m_block, b_score, NO_SCORE), b_p_score)

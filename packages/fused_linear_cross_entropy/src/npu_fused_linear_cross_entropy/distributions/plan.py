@@ -67,8 +67,8 @@ def forward(p: Plan, call: Distributions) -> tuple[Any, ...]:
     of_ids, of_top, top_ids, first = (results[name] for name in ("ids_log_probs", "top_log_probs", "top_ids", "first"))
     counts = [min(call.top_k, columns.stop - columns.start) for columns in chunks.columns]
     for tokens in chunks.tokens:
-        rates, named, result = part(p, call.rates, tokens), part(p, ids, tokens), part(p, statistics, tokens, 1)
-        below, count = part(p, of_ids, tokens), tokens.stop - tokens.start
+        rates, chunk_ids, result = part(p, call.rates, tokens), part(p, ids, tokens), part(p, statistics, tokens, 1)
+        id_logits, count = part(p, of_ids, tokens), tokens.stop - tokens.start
         tops = [p.new(Empty((count, sum(counts)), each) if call.top_k else None) for each in (exact, torch.int64)]
         of_parts = (len(chunks.columns), count)
         firsts = [p.new(Empty(of_parts, each) if call.find_first else None) for each in (exact, torch.int64)]
@@ -76,8 +76,8 @@ def forward(p: Plan, call: Distributions) -> tuple[Any, ...]:
             logits = head.products(tokens, columns, bias=True)
             column = options.vocab_first + columns.start
             steps.statistics(p, logits, rates, options, result, merge=i > 0)
-            if below is not None:
-                p.torch(_gather, logits, named, below, column, i > 0, writes=[below])
+            if id_logits is not None:
+                p.torch(_gather, logits, chunk_ids, id_logits, column, i > 0, writes=[id_logits])
             if call.top_k:
                 place = slice(sum(counts[:i]), sum(counts[: i + 1]))
                 found = [part(p, each, place, 1) for each in tops]
@@ -88,10 +88,10 @@ def forward(p: Plan, call: Distributions) -> tuple[Any, ...]:
         if group:
             p.torch(_join, result, group, writes=[result])
         maximum = p.view(result, (count,), (1,), MAXIMUM * result.strides[0])
-        if below is not None:
+        if id_logits is not None:
             if group:
-                p.torch(collectives.sum_, below, group, writes=[below])
-            p.torch(_subtract, below, rates, maximum, options, writes=[below])
+                p.torch(collectives.sum_, id_logits, group, writes=[id_logits])
+            p.torch(_subtract, id_logits, rates, maximum, options, writes=[id_logits])
         if call.top_k:
             found = [part(p, each, tokens) for each in (of_top, top_ids)]
             p.torch(_write_largest, *tops, maximum, *found, group, writes=found)
@@ -100,11 +100,10 @@ def forward(p: Plan, call: Distributions) -> tuple[Any, ...]:
             p.torch(_write_first, *firsts, found, group, writes=[found])
     moments = [results[name] for name in MOMENTS]
     p.torch(write_moments, statistics, options.vocab_size, *moments, writes=moments)
-    log_sum = results["log_sum"]
     if of_ids is not None:
-        p.torch(_less_log_sum_of_ids, of_ids, log_sum, ids, options, writes=[of_ids])
+        p.torch(_less_log_sum_of_ids, of_ids, results["log_sum"], ids, options, writes=[of_ids])
     if of_top is not None:
-        p.torch(_less_log_sum, of_top, log_sum, writes=[of_top])
+        p.torch(_less_log_sum, of_top, results["log_sum"], writes=[of_top])
     return tuple(results.values())
 
 
@@ -114,38 +113,39 @@ def backward(p: Plan, call: DistributionGradients) -> tuple[Any, ...]:
     head, steps = begin(p, call, Task.DISTRIBUTION_GRADIENTS, call.needs)
     drates = p.new(Empty((head.x.shape[0],), call.coefficients.dtype) if call.need_drates else None)
     for tokens in head.tiling.chunks.tokens:
-        own, rates, named = part(p, call.coefficients, tokens, 1), part(p, call.rates, tokens), part(p, call.ids, tokens)
+        coefficients = part(p, call.coefficients, tokens, 1)
+        rates, chunk_ids = part(p, call.rates, tokens), part(p, call.ids, tokens)
         values, dots = None, None
-        if named is not None:
+        if chunk_ids is not None:
             given = (part(p, call.log_probs, tokens), part(p, call.did_log_probs, tokens))
-            values, dots = (p.new(Empty(each, own.dtype)) for each in (named.shape, named.shape[:1]))
-            p.torch(_of_ids, own, named, *given, rates, values, dots, options, writes=[values, dots])
-        whole = part(p, drates, tokens)
+            values, dots = (p.new(Empty(each, coefficients.dtype)) for each in (chunk_ids.shape, chunk_ids.shape[:1]))
+            p.torch(_of_ids, coefficients, chunk_ids, *given, rates, values, dots, options, writes=[values, dots])
+        chunk_drates = part(p, drates, tokens)
         for columns in head.tiling.chunks.columns:
             logits = head.products(tokens, columns, bias=True)
             gradient = head.gradient_memory(logits)
-            of_columns = p.new(None if drates is None else Empty(own.shape[1:], own.dtype))
-            steps.gradient(p, logits, rates, options, gradient, own, of_columns)
-            if named is not None:
-                p.torch(_scatter, gradient, named, values, options.vocab_first + columns.start, writes=[gradient])
+            of_columns = p.new(None if drates is None else Empty(coefficients.shape[1:], coefficients.dtype))
+            steps.gradient(p, logits, rates, options, gradient, coefficients, of_columns)
+            if chunk_ids is not None:
+                p.torch(_scatter, gradient, chunk_ids, values, options.vocab_first + columns.start, writes=[gradient])
             head.add(tokens, columns, gradient)
-            if whole is not None:
-                p.torch(_add, of_columns, whole, columns.start > 0, writes=[whole])
-        if whole is not None:
+            if chunk_drates is not None:
+                p.torch(_add, of_columns, chunk_drates, columns.start > 0, writes=[chunk_drates])
+        if chunk_drates is not None:
             if group:
-                p.torch(collectives.sum_, whole, group, writes=[whole])
-            p.torch(_end_drates, whole, own, dots, options.vocab_size, writes=[whole])
+                p.torch(collectives.sum_, chunk_drates, group, writes=[chunk_drates])
+            p.torch(_end_drates, chunk_drates, coefficients, dots, options.vocab_size, writes=[chunk_drates])
     if drates is not None:
         p.torch(torch.Tensor.div_, drates, call.rates, writes=[drates])
     return *head.finished(), drates
 
 
-def _gather(logits: Tensor, ids: Tensor, below: Tensor, first: int, adds: bool) -> None:
+def _gather(logits: Tensor, ids: Tensor, into: Tensor, first: int, adds: bool) -> None:
     """Writes the logits [rows, ids] of ids in a chunk whose first column is `first`, 0 for others; `adds`: adds them."""
     count = logits.shape[1]
     chosen = logits.gather(1, (ids - first).clamp(0, count - 1))
-    chosen = torch.where(are_columns(ids, first, count), chosen, 0.0).to(below.dtype)
-    below.copy_(below + chosen if adds else chosen)
+    chosen = torch.where(are_columns(ids, first, count), chosen, 0.0).to(into.dtype)
+    into.copy_(into + chosen if adds else chosen)
 
 
 def _find_largest(logits: Tensor, rates: Tensor | None, values: Tensor, ids: Tensor, first: int, options: Options) -> None:
@@ -179,14 +179,14 @@ def _join(statistics: Tensor, group: str) -> None:
     statistics.copy_(merged(collectives.gather(statistics, group)))
 
 
-def _subtract(below: Tensor, rates: Tensor | None, maximum: Tensor, options: Options) -> None:
-    torch.sub(logits_of(below, rates, options), maximum.unsqueeze(1), out=below)
+def _subtract(id_logits: Tensor, rates: Tensor | None, maximum: Tensor, options: Options) -> None:
+    torch.sub(logits_of(id_logits, rates, options), maximum.unsqueeze(1), out=id_logits)
 
 
-def _write_largest(of_all: Tensor, all_ids: Tensor, maximum: Tensor, below: Tensor, ids: Tensor, group: str) -> None:
+def _write_largest(of_all: Tensor, all_ids: Tensor, maximum: Tensor, top_logits: Tensor, ids: Tensor, group: str) -> None:
     """Writes the largest of all parts' logits [rows, count], less the row's largest, and their columns."""
     values, places = _largest(of_all, all_ids, ids.shape[1], group)
-    torch.sub(values, maximum.unsqueeze(1), out=below)
+    torch.sub(values, maximum.unsqueeze(1), out=top_logits)
     ids.copy_(places)
 
 
@@ -211,8 +211,8 @@ def _write_first(values: Tensor, ids: Tensor, first: Tensor, group: str) -> None
     first.copy_(ids)
 
 
-def _less_log_sum(below: Tensor, log_sum: Tensor) -> None:
-    torch.sub(below, log_sum.unsqueeze(1), out=below)
+def _less_log_sum(logits: Tensor, log_sum: Tensor) -> None:
+    torch.sub(logits, log_sum.unsqueeze(1), out=logits)
 
 
 def _less_log_sum_of_ids(below: Tensor, log_sum: Tensor, ids: Tensor, options: Options) -> None:
