@@ -169,7 +169,7 @@ class TokenTiling(Tiling, ABC):
         return max(1, min(ceil(n_tokens / self.block_m) * self.column_blocks, self._most_programs))
 
     @functools.cached_property
-    def _most_programs(self) -> int:
+    def _most_programs(self) -> int:  # of however many tiles
         return persistent_grid(self.device.max_grid, self.device, per_core=self.programs_per_core)
 
     def partials(self, n_tokens: int) -> int:

@@ -321,8 +321,8 @@ def choose(shape: Shape) -> LossTiling:
         return _in_parts_of_the_vocabulary(shape)
     average = _of_average_rank(shape) if shape.options.group else shape
     agreed = None if average == shape else choose(average).chunks
-    by_pytorch = _split(shape, of_logits(shape), agreed)
-    by_kernel = _split(shape, of_product(shape), agreed) if can_multiply(shape) else None
+    by_pytorch = _split_as_agreed(shape, of_logits(shape), agreed)
+    by_kernel = _split_as_agreed(shape, of_product(shape), agreed) if can_multiply(shape) else None
     for each in RULES:
         parts = by_kernel if each.way.multiplies else by_pytorch
         if parts is not None and parts[0].layout is each.layout and each.holds(shape):
@@ -338,7 +338,7 @@ def _in_parts_of_the_vocabulary(shape: Shape) -> LossTiling:
     options = shape.options
     tokens = exactly(shape.tokens, options.chunk_tokens or shape.tokens)
     columns = exactly(shape.vocabulary, options.vocab_size // options.vocab_parts)
-    _, sum_dtype = _split_within(shape, of_logits(shape), options.chunk_tokens, options.memory_budget)
+    _, sum_dtype = _split_within_limits(shape, of_logits(shape), options.chunk_tokens, options.memory_budget)
     return made(shape, _PARTS_RULE, Chunks(tokens=tokens, columns=columns, why=_PARTS_RULE.why), sum_dtype)
 
 
@@ -353,20 +353,20 @@ def _of_average_rank(shape: Shape) -> Shape:
     return shape._replace(vocabulary=columns, is_readable=True, options=shape.options._replace(vocab_first=0))
 
 
-def _split(shape: Shape, demand: Demand, agreed: Chunks | None) -> tuple[Chunks, torch.dtype]:
+def _split_as_agreed(shape: Shape, demand: Demand, agreed: Chunks | None) -> tuple[Chunks, torch.dtype]:
     """Chunks, and the dtype of the sums that become the weight's gradient."""
-    parts, sum_dtype = _split_within(shape, demand, shape.options.chunk_tokens, shape.options.memory_budget)
+    parts, sum_dtype = _split_within_limits(shape, demand, shape.options.chunk_tokens, shape.options.memory_budget)
     if agreed is None or parts.tokens == agreed.tokens:
         return parts, sum_dtype
     budget = shape.options.memory_budget
     if budget is None and agreed.layout is not Layout.ROWS:
         budget = budget_of(None, shape.device)  # without a budget, chunks of a given length take whole rows
-    parts, sum_dtype = _split_within(shape, demand, agreed.longest[0], budget)
+    parts, sum_dtype = _split_within_limits(shape, demand, agreed.longest[0], budget)
     why = f"ranks cut tokens alike, as for the average of their columns: {agreed.why}"
     return dataclasses.replace(parts, tokens=agreed.tokens, why=why), sum_dtype
 
 
-def _split_within(
+def _split_within_limits(
     shape: Shape, demand: Demand, chunk_tokens: int | None, memory_budget: int | None
 ) -> tuple[Chunks, torch.dtype]:
     """The same within these limits.

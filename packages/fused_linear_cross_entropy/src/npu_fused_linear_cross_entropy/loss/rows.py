@@ -583,8 +583,7 @@ def target_facts(
             of_weights = p.view(partials, (3,), (1,), 1)
             p.torch(collectives.sum_, of_weights, options.group, writes=[of_weights])
         name = "cross_entropy_factors_kernel"
-        flags = {"MEAN": is_mean, "WEIGHTED": class_weight is not None}
-        p.choose(name, partials_tiling(p.chip), flags=flags)
+        p.choose(name, partials_tiling(p.chip), {"MEAN": is_mean, "WEIGHTED": class_weight is not None})
         reads = {"p_partials": partials, "p_divisor": divisor}
         n = {"n_partials": partials.shape[0]}
         p.launch(cross_entropy_factors_kernel, name, 1, reads=reads, writes=written, sizes={**n, **unscale})

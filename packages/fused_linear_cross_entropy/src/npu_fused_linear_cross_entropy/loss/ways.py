@@ -1,8 +1,10 @@
 """The plans of a loss. Each way (see `Way` in decide.py) is one function: it adds the steps of all chunks.
 
 A loss is computed in one of three tasks: its outputs alone; outputs and the gradients of a loss that is one number; or
-gradients, given statistics that an earlier pass has computed. With a process group ranks exchange their statistics once for
-each chunk of tokens, between statistics and gradients: source Shoeybi et al., "Megatron-LM", arXiv 1909.08053.
+gradients, given statistics that an earlier pass has computed. With a process group ranks call these collectives, in order:
+with sequence_parallel they gather x; with class weights they sum those of the targets, and their totals; for each
+chunk of tokens they gather the statistics, between statistics and gradients (not for gradients alone); at the end they sum
+dx, with sequence_parallel each its own rows. Source: Shoeybi et al., "Megatron-LM", arXiv 1909.08053.
 """
 
 from __future__ import annotations
@@ -119,13 +121,12 @@ class Loss:
     def chunk(self, tokens: slice, columns: slice, logits: Any) -> Chunk:
         """The record of logits, or of exponentials."""
         vectors = (part(self.p, each, columns) for each in (self._bias, self._class_weight))
-        target = part(self.p, self.facts.columns, tokens)
-        return Chunk(logits, columns, target, self.options.vocab_first + columns.start, *vectors)
+        first, target = self.options.vocab_first + columns.start, part(self.p, self.facts.columns, tokens)
+        return Chunk(logits, columns, target, first, *vectors)
 
     def exchange(self, statistics: Any) -> None:
         """Statistics [7, tokens] of this rank's columns become statistics of the whole vocabulary."""
-        group = self.options.group
-        if group:
+        if group := self.options.group:
             makes = Empty((collectives.ranks(group), *statistics.shape), statistics.dtype)
             self.steps.join(self.p, self.p.torch(collectives.gather, statistics, group, makes=makes), statistics)
 
