@@ -68,7 +68,7 @@ def test_decisions_name_their_row_of_the_table(backward):
             tiling = choose(shape(width, backward=backward), chip)
             file, line = tiling.decided_at.split(":")
             assert file == f"npu_rms_norm/{table}.py"
-            named = tiling.rule.way if chip is B4 else tiling.rule.shape
+            named = tiling.rule.way if chip is B4 else tiling.rule.traits
             assert f'_row("{named}"' in source[int(line) - 1]
             assert tiling.why
 

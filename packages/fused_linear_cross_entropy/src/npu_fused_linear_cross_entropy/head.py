@@ -253,11 +253,7 @@ def _gathered(own: Tensor, group: str) -> Tensor:
 def check_columns(p: Plan, name: str, columns: Any, options: EachOptions) -> None:
     """Where there is no chip, raises IndexError for a column that is not in the vocabulary, each time the plan runs."""
     if p.chip is None and columns is not None:
-        p.torch(_check_columns, name, columns, options)
-
-
-def _check_columns(name: str, columns: Tensor, options: EachOptions) -> None:
-    tokens.check_columns(name, columns, options)
+        p.torch(tokens.check_columns, name, columns, options)
 
 
 # What steps of pages of kernels call, which import no PyTorch.

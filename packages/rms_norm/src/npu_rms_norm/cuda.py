@@ -414,10 +414,10 @@ BY_REGISTERS = 0  # `per_core`: as many programs as a core has registers for
 
 
 class Rule(NamedTuple):
-    """A row of a table. A shape matches it that has all traits of `shape` and no more than `columns`.
+    """A row of a table. It matches a shape that has all of its traits and no more than `columns`.
 
     Attributes:
-        shape: traits, with commas between them. "gated", "quantised": as `Shape` has them. "alone": there is no residual.
+        traits: with commas between them. "gated", "quantised": as `Shape` has them. "alone": there is no residual.
             "one chunk": several chunks would pad the row as much as one block does; "chunks": they pad it less.
             "unshareable": programs cannot hold a row together. "in chunks": `columns` counts the row padded to chunks.
             "any": every shape.
@@ -433,7 +433,7 @@ class Rule(NamedTuple):
         decided_at: file and line of the row.
     """
 
-    shape: str
+    traits: str
     columns: int
     kernel: str
     tile: int
@@ -470,7 +470,7 @@ _ALONE = "one program a core: rows of two evict each other before the second rea
 #                32768 x 1024   96.3, tile 2048 with 8 warps 101; with a bias 104, 114
 # fmt: off
 FORWARD = (
-    #    shape                  columns  kernel   tile  block  warps  per core   capped
+    #    traits                 columns  kernel   tile  block  warps  per core   capped
     _row("gated",               1024,    "rows",  1024, 0,     4,     ALL_TILES, False, _SEVERAL),
     _row("gated, one chunk",    4096,    "rows",  4096, 0,     4,     ALL_TILES, False, _ONCE),
     _row("quantised",           1024,    "rows",  2048, 0,     2,     ALL_TILES, False, _SEVERAL),
@@ -489,7 +489,7 @@ FORWARD = (
     _row("any",                 END,     "wide",  0,    1 / 4, 32,    1,         True,  _ALONE),
 )
 BACKWARD = (
-    #    shape                  columns  kernel   tile  block  warps  per core      capped
+    #    traits                 columns  kernel   tile  block  warps  per core      capped
     _row("gated",               32,      "rows",  2048, 0,     8,     3,            False, _SEVERAL),
     _row("any",                 32,      "rows",  4096, 0,     8,     3,            False, _SEVERAL),
     _row("gated",               256,     "rows",  2048, 0,     8,     3,            True,  _SEVERAL),
@@ -639,7 +639,7 @@ def choose(shape: Shape, device: Device) -> CudaTiling:
         "unshareable": is_unshareable or share > min(MAX_SHARE, SHARES_A_CORE * device.vector_cores),
     }
     for rule in BACKWARD if shape.backward else FORWARD:
-        needed = rule.shape.split(", ")
+        needed = rule.traits.split(", ")
         columns = chunk * chunks if "in chunks" in needed else padded
         if columns <= rule.columns and all(traits[trait] for trait in needed):
             break
