@@ -112,8 +112,9 @@ def declared(soc, kernel, dtype, way):
     def fits(width):
         found = tile(kernel, dtype, soc, width, *way)
         record = record_of(kernel, dtype, found.shape.layers, soc)
-        function = next(function for page in PAGES if (function := getattr(page, found.kernel.name, None)) is not None)
-        return fits_everywhere(record, found.constants, soc, options=found.options, kernel=function)
+        function = next(function for page in PAGES if (function := getattr(page, found.kernel, None)) is not None)
+        constants = {name: value for name, value in found.constants.items() if name in function.arg_names}
+        return fits_everywhere(record, constants, soc, options=found.options, kernel=function)
 
     # The bytes of tiles of columns depend on the number of layers.
     return Declared(

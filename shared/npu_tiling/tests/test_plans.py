@@ -302,6 +302,23 @@ def test_a_launch_names_every_parameter_and_no_other():
         wrong(plan, Scaled(plan.argument(torch.empty(4)), None, 2.0, False))
 
 
+def test_a_launch_takes_the_constants_that_its_kernel_has():
+    class Wide(Tile):
+        @property
+        def constants(self):
+            return {"UNUSED": 1, **super().constants}
+
+    x = torch.empty(4)
+    narrow, wide = (plan_of(x, scale=tiling).launches[0].decision for tiling in (Tile(64), Wide(64)))
+    assert wide.constants == narrow.constants and wide.key == narrow.key
+
+    plan = Plan(CHIP)
+    slot = plan.argument(x)
+    plan.choose("scale", Wide(64), {"FLAG": True})
+    with pytest.raises(TypeError, match=r"missing \[\], unknown \['FLAG'\]"):
+        plan.launch(scale_kernel, "scale", 1, reads={"p_x": slot}, writes={"p_y": slot}, sizes={"n": 1, "factor": 1.0})
+
+
 def test_a_step_that_reads_an_argument_after_it_was_written_to_is_an_error():
     plan = Plan(CHIP)
     x, y = plan.argument(torch.empty(4)), plan.argument(torch.empty(4))

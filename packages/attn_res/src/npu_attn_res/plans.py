@@ -78,7 +78,7 @@ def forward(p: Plan, call: Forward) -> tuple[Any, ...]:
         return forward_of_columns(p, call, v.in_tables(p), results)
     on_cuda = p.chip.kind == "cuda"
     p.launch(
-        getattr(cuda if on_cuda else ascend, tiling.kernel.name),
+        getattr(cuda if on_cuda else ascend, tiling.kernel),
         str(shape),
         tiling.grid(v.n_tokens),
         reads={
@@ -180,7 +180,7 @@ def _backward_of_rows(
     if isinstance(tiling, cuda_tiling.CudaTiling) and tiling.cooperating:
         more["p_words"] = zero(p, p.new(Empty((tiling.words(v.n_tokens),), torch.int64)))
     p.launch(
-        getattr(cuda if on_cuda else ascend, tiling.kernel.name),
+        getattr(cuda if on_cuda else ascend, tiling.kernel),
         str(tiling.shape),
         tiling.grid(v.n_tokens),
         reads={

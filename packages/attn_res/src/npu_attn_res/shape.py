@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any
 
 from npu_tiling import Device, persistent_grid
 from npu_tiling.launch import Tiling
@@ -69,24 +69,15 @@ class Shape:
         return f"attn_res {self.task.value}{', with a prefix' if self.prefix else ''}"
 
 
-class Kernel(NamedTuple):
-    """The name of a kernel, and its `tl.constexpr` parameters, in its order."""
-
-    name: str
-    constants: tuple[str, ...]
-
-
-_ROWS = ("D", "BLOCK_M", "BLOCK_D")
-LAYER_CONSTANTS = ("D", "S", "BLOCK_M", "BLOCK_S", "BLOCK_D", "ALIGNED")
 KERNEL_OF_TASK = {
-    Task.MERGE: Kernel("attn_res_merge_kernel", _ROWS),
-    Task.MERGE_BACKWARD: Kernel("attn_res_merge_backward_kernel", _ROWS),
-    Task.NORM_BACKWARD: Kernel("attn_res_norm_backward_kernel", _ROWS),
-    Task.PRODUCTS: Kernel("attn_res_products_kernel", LAYER_CONSTANTS),
-    Task.WEIGHTED_SUM: Kernel("attn_res_weighted_sum_kernel", LAYER_CONSTANTS),
-    Task.GRADIENT: Kernel("attn_res_gradient_kernel", LAYER_CONSTANTS),
+    Task.MERGE: "attn_res_merge_kernel",
+    Task.MERGE_BACKWARD: "attn_res_merge_backward_kernel",
+    Task.NORM_BACKWARD: "attn_res_norm_backward_kernel",
+    Task.PRODUCTS: "attn_res_products_kernel",
+    Task.WEIGHTED_SUM: "attn_res_weighted_sum_kernel",
+    Task.GRADIENT: "attn_res_gradient_kernel",
 }
-"""Those that both chips have."""
+"""Kernels that both chips have."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -113,17 +104,17 @@ class TokenTiling(Tiling, ABC):
 
     def __repr__(self) -> str:
         """As warnings name it."""
-        return f"kernel={self.kernel.name}, way={self.way}, tile={self.block_m} x {self.block_s} x {self.block_d}"
+        return f"kernel={self.kernel}, way={self.way}, tile={self.block_m} x {self.block_s} x {self.block_d}"
 
     @property
     @abstractmethod
-    def kernel(self) -> Kernel:
-        """The kernel that runs it."""
+    def kernel(self) -> str:
+        """The name of the kernel that runs it."""
 
     @property
     @abstractmethod
     def sizes(self) -> dict[str, Any]:
-        """The `tl.constexpr` parameters that kernels of this chip alone have."""
+        """`tl.constexpr` parameters that kernels of this chip alone have."""
 
     @property
     @abstractmethod
@@ -132,11 +123,10 @@ class TokenTiling(Tiling, ABC):
 
     @property
     def constants(self) -> dict[str, Any]:
-        """The kernel's `tl.constexpr` parameters."""
+        """`tl.constexpr` parameters of all kernels of this chip."""
         shape = self.shape
         blocks = {"BLOCK_M": self.block_m, "BLOCK_S": self.block_s, "BLOCK_D": self.block_d}
-        values = {"D": shape.width, "S": shape.layers, **blocks, "ALIGNED": shape.aligned, **self.sizes}
-        return {name: values[name] for name in self.kernel.constants}
+        return {"D": shape.width, "S": shape.layers, **blocks, "ALIGNED": shape.aligned, **self.sizes}
 
     def smaller(self) -> TokenTiling | None:
         """See `Tiling`. The last one of a kernel for whole rows has fewer columns than a row: others are to take columns."""

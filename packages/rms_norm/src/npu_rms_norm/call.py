@@ -338,15 +338,11 @@ class Shape:
         return "heads" if self.per_head else "one" if self.n_outer == 1 else "groups"
 
     @property
-    def rounding_constants(self) -> dict[str, object]:
-        """`tl.constexpr` parameters of kernels that normalise."""
-        return {"NORMALISED": self.rounding.normalised, "FACTORS": self.rounding.factors}
-
-    @property
     def formula_constants(self) -> dict[str, object]:
-        """`tl.constexpr` parameters of kernels with a gate and a bias."""
+        """`tl.constexpr` parameters of formulas."""
+        rounding = {"NORMALISED": self.rounding.normalised, "FACTORS": self.rounding.factors}
         gate = {"ACTIVATION": self.activation, "GATE_FIRST": self.gate_first}
-        return {**self.rounding_constants, "WEIGHTED": self.rounding.weighted, **gate}
+        return {**rounding, "WEIGHTED": self.rounding.weighted, **gate}
 
 
 @dataclass(frozen=True, kw_only=True)

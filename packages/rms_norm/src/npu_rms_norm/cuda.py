@@ -605,9 +605,7 @@ class CudaTiling(RowTiling):
             sizes |= {"SHARE": self.share, "PARTS": power_of_two(self.share), "STAGES": 2}
         elif self.kernel == "rows":
             sizes["M"] = self.rows
-        takes_gate = self.kernel != "shared" and self.rule is not QK_BACKWARD
-        formula = self.shape.formula_constants if takes_gate else self.shape.rounding_constants
-        return {**sizes, **formula}
+        return {**sizes, **self.shape.formula_constants}
 
     @property
     def options(self) -> dict[str, int]:

@@ -198,9 +198,7 @@ def backward_wide_mean_kernel(
     p_mean,  # written, fp32 [rows]: mean(g n)
     n_outer, n_inner, s_dy_outer, s_dy_inner, s_x_outer, s_x_inner, s_gate_outer, s_gate_inner, offset,
     N: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr,
-    NORMALISED: tl.constexpr, FACTORS: tl.constexpr,
-    WEIGHTED: tl.constexpr,  # not read: both kernels of a backward take the constants of one tiling
-    ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
+    NORMALISED: tl.constexpr, FACTORS: tl.constexpr, ACTIVATION: tl.constexpr, GATE_FIRST: tl.constexpr,
 ):  # fmt: skip
     """mean(g n) of each row, for `backward_wide_kernel`, a block of columns at a time."""
     # lint: allow short-transfer: on an Ascend950 a row that does not fit beside another comes in equal pieces

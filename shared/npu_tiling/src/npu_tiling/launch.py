@@ -14,7 +14,7 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import methodcaller, or_
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -50,7 +50,7 @@ class Tiling:
 
     @property
     def constants(self) -> Mapping[str, Any]:
-        """`tl.constexpr` parameters that follow from the tiling, by name."""
+        """`tl.constexpr` parameters that follow from the tiling, by name: a launch takes those that its kernel has."""
         return {}
 
     @property
@@ -127,10 +127,20 @@ class Decision:
     def of(cls, name: str, tiling: Tiling, flags: Mapping[str, Any], first_step: int = 0) -> Decision:
         """That of a tiling; `flags`: the constants that the tiling does not choose."""
         constants, options = {**tiling.constants, **flags}, tiling.options
-        # With their types: 1, 1.0 and True are equal.
-        values = (*constants.values(), *options.values())
-        key = _number((tuple(constants), tuple(options), values, tuple(map(type, values))))
-        return cls(name, tiling, constants, options, key, first_step)
+        return cls(name, tiling, constants, options, _key(constants, options), first_step)
+
+    def with_constants(self, names: Sequence[str]) -> Decision:
+        """The decision with these of its constants alone."""
+        if len(names) == len(self.constants):
+            return self
+        constants = {name: self.constants[name] for name in names}
+        return replace(self, constants=constants, key=_key(constants, self.options))
+
+
+def _key(constants: Mapping[str, Any], options: Mapping[str, Any]) -> Hashable:
+    values = (*constants.values(), *options.values())
+    types = tuple(map(type, values))  # 1, 1.0 and True are equal
+    return _number((tuple(constants), tuple(options), values, types))
 
 
 replaced: dict[tuple[str, Any], Any] = {}

@@ -329,15 +329,18 @@ class Plan:
             sizes: numbers by the name of the kernel's parameter.
 
         Raises:
-            TypeError: these names and the tiling's constants are not the kernel's parameters.
+            TypeError: the kernel has a parameter that is not given, or is given one that it does not have. Constants of the
+                tiling are left out where it has none of their names.
         """
         chosen = self.decisions[decision]
         module, name, parameters, constants = signature_of(kernel)
         tensors = {**reads, **writes}
-        given = {*tensors, *sizes, *chosen.constants}
-        if given != {*parameters, *constants}:
-            wanted = {*parameters, *constants}
-            raise TypeError(f"{module}.{name}: missing {sorted(wanted - given)}, unknown {sorted(given - wanted)}.")
+        given, wanted = {*tensors, *sizes, *chosen.constants}, {*parameters, *constants}
+        if given != wanted:
+            unknown = given - wanted - {*chosen.tiling.constants}
+            if unknown or wanted - given:
+                raise TypeError(f"{module}.{name}: missing {sorted(wanted - given)}, unknown {sorted(unknown)}.")
+            chosen = chosen.with_constants(constants)
         self._order(reads.values(), writes.values())
         slots = tuple([tensors[each] for each in parameters if each in tensors])
         numbers = tuple([sizes[each] for each in parameters if each in sizes])

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from npu_tiling import Block, Device, Tile, TileTooLargeError, UnifiedBufferError, fit, footprint
 from npu_tiling.budget import FP32, INT32_END, equal_blocks, here, round_up
 
-from ..shape import KERNEL_OF_TASK, Kernel, Shape, Task, TokenTiling
+from ..shape import KERNEL_OF_TASK, Shape, Task, TokenTiling
 
 
 class Way(Enum):
@@ -182,13 +182,6 @@ _COLUMN_BYTES = 8 * 1024  # of a transfer in the kernels that take columns
 _MIN_KEPT_WIDTH = 2048
 MAX_KEPT_SOURCES = 64  # for which the kernel has places
 
-_ROWS = ("D", "BLOCK_M", "BLOCK_D")
-_FORWARD_CONSTANTS = (*_ROWS, "BY_TOKEN")
-_FORWARD_KERNEL = Kernel("attn_res_forward_kernel", _FORWARD_CONSTANTS)
-_FORWARD_AHEAD_KERNEL = Kernel("attn_res_forward_prefetch_kernel", _FORWARD_CONSTANTS)
-_BACKWARD_KERNEL = Kernel("attn_res_backward_kernel", _ROWS)
-_BACKWARD_ROW_KERNEL = Kernel("attn_res_backward_row_kernel", ("D", "BLOCK_D", "HALVES"))
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AscendTiling(TokenTiling):
@@ -197,12 +190,12 @@ class AscendTiling(TokenTiling):
     way: Way
 
     @functools.cached_property
-    def kernel(self) -> Kernel:
+    def kernel(self) -> str:
         task = self.shape.task
         if task == Task.FORWARD:
-            return _FORWARD_AHEAD_KERNEL if self.way.ahead else _FORWARD_KERNEL
+            return "attn_res_forward_prefetch_kernel" if self.way.ahead else "attn_res_forward_kernel"
         if task == Task.BACKWARD:
-            return _BACKWARD_ROW_KERNEL if self.shape.by_token else _BACKWARD_KERNEL
+            return "attn_res_backward_row_kernel" if self.shape.by_token else "attn_res_backward_kernel"
         return KERNEL_OF_TASK[task]
 
     @property

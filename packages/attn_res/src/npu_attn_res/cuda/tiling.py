@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from npu_tiling import ALL_TILES, Device
 from npu_tiling.budget import WARP, equal_chunks, here, power_of_two, register_cap, row_options
 
-from ..shape import KERNEL_OF_TASK, LAYER_CONSTANTS, Kernel, Shape, Task, TokenTiling
+from ..shape import KERNEL_OF_TASK, Shape, Task, TokenTiling
 
 
 class Way(Enum):
@@ -154,17 +154,6 @@ TURNS = 2
 SCRATCH_BYTES = 1024  # of shared memory, that reductions over warps take at most
 _COOPERATING_SCRATCH_BYTES = 8192  # the same where programs share a token: six sums, and numbers of the next token
 
-_FORWARD = Kernel("attn_res_forward_sources_kernel", ("D", "BLOCK_N", "BLOCK_D", "STAGES", "ALIGNED"))
-_BACKWARD = Kernel(
-    "attn_res_backward_sources_kernel",
-    ("D", "BLOCK_N", "BLOCK_D", "STAGES", "HELD", "ALIGNED"),
-)
-_LAYERS = Kernel("attn_res_layers_kernel", LAYER_CONSTANTS)
-_COOPERATING = Kernel(
-    "attn_res_backward_shared_kernel",
-    ("D", "PER_TILE", "TILES", "BLOCK_N", "BLOCK_D", "VECTOR", "STAGES", "SHARE", "PARTS", "ALIGNED"),
-)
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CudaTiling(TokenTiling):
@@ -190,11 +179,13 @@ class CudaTiling(TokenTiling):
     tiles: int = 1
 
     @functools.cached_property
-    def kernel(self) -> Kernel:
-        if self.way is Way.COOPERATING:
-            return _COOPERATING
-        kernels = {**KERNEL_OF_TASK, Task.FORWARD: _FORWARD, Task.BACKWARD: _BACKWARD, Task.LAYERS: _LAYERS}
-        return kernels[self.shape.task]
+    def kernel(self) -> str:
+        own = {
+            Task.FORWARD: "attn_res_forward_sources_kernel",
+            Task.BACKWARD: f"attn_res_backward_{'shared' if self.cooperating else 'sources'}_kernel",
+            Task.LAYERS: "attn_res_layers_kernel",
+        }
+        return (KERNEL_OF_TASK | own)[self.shape.task]
 
     @property
     def sizes(self) -> dict[str, Any]:
