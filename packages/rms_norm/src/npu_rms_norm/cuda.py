@@ -392,11 +392,11 @@ def qk_backward_kernel(
             p_weight = tl.where(is_q, p_q_weight, p_k_weight)
         backward_of_tiles(
             tl.where(is_q, i_program, i_program - n_q), tl.where(is_q, n_q, n_k),
-            tl.where(is_q, p_dq, p_dk), None, tl.where(is_q, p_q, p_k), None, p_weight, None,
-            tl.where(is_q, p_q_rstd, p_k_rstd), tl.where(is_q, p_dx_q, p_dx_k), None, p_dw, None,
+            tl.where(is_q, p_dq, p_dk), None, tl.where(is_q, p_q, p_k), None, p_weight, None,  # no dsum, no gate, no bias
+            tl.where(is_q, p_q_rstd, p_k_rstd), tl.where(is_q, p_dx_q, p_dx_k), None, p_dw, None,  # nor their gradients
             n_outer, tl.where(is_q, n_q_inner, n_k_inner),
             tl.where(is_q, s_dq_outer, s_dk_outer), tl.where(is_q, s_dq_inner, s_dk_inner), s_x_outer, s_x_inner,
-            s_dx_outer, s_dx_inner, 0, 0, offset, N, M, BLOCK_N, ORDER, NORMALISED, FACTORS, "", "", False  # no gate
+            s_dx_outer, s_dx_inner, 0, 0, offset, N, M, BLOCK_N, ORDER, NORMALISED, FACTORS, "", "", False  # nor strides
         )  # fmt: skip
     else:
         i_first, i_stop, n_step, i_head = tiles_of_program(
