@@ -15,7 +15,7 @@ from npu_tiling import launch as fallback
 from npu_tiling.calls import Empty, Size, are_aligned
 from npu_tiling.direct import DirectCall
 from npu_tiling.dispatch import Function, OperatorLibrary, apply
-from npu_tiling.launch import Kernels
+from npu_tiling.launch import Decision, Kernels
 from npu_tiling.operators import Operator, run_once
 from npu_tiling.plans import Plan, Reached, Slot
 from torch import Tensor
@@ -464,7 +464,7 @@ def test_an_operator_without_results_returns_none(launches):
 def test_flags_are_constants_beside_those_of_the_tiling():
     plan = Plan(CHIP)
     plan.choose("scale", Tile(64), flags={"BY_ROW": True})
-    assert plan.decisions["scale"].constants == {"BLOCK": 64, "BY_ROW": True}
+    assert Decision.of("scale", *plan.decisions["scale"]).constants == {"BLOCK": 64, "BY_ROW": True}
 
 
 class Listed(NamedTuple):

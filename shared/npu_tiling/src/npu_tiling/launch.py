@@ -14,7 +14,7 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import methodcaller, or_
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -124,23 +124,17 @@ class Decision:
     first_step: int = 0
 
     @classmethod
-    def of(cls, name: str, tiling: Tiling, flags: Mapping[str, Any], first_step: int = 0) -> Decision:
-        """That of a tiling; `flags`: the constants that the tiling does not choose."""
+    def of(
+        cls, name: str, tiling: Tiling, flags: Mapping[str, Any], first_step: int = 0, names: Sequence[str] | None = None
+    ) -> Decision:
+        """That of a tiling; `flags`: the constants that the tiling does not choose; `names`: those that the kernel has."""
         constants, options = {**tiling.constants, **flags}, tiling.options
-        return cls(name, tiling, constants, options, _key(constants, options), first_step)
-
-    def with_constants(self, names: Sequence[str]) -> Decision:
-        """The decision with these of its constants alone."""
-        if len(names) == len(self.constants):
-            return self
-        constants = {name: self.constants[name] for name in names}
-        return replace(self, constants=constants, key=_key(constants, self.options))
-
-
-def _key(constants: Mapping[str, Any], options: Mapping[str, Any]) -> Hashable:
-    values = (*constants.values(), *options.values())
-    types = tuple(map(type, values))  # 1, 1.0 and True are equal
-    return _number((tuple(constants), tuple(options), values, types))
+        if names is not None and len(names) < len(constants):
+            constants = {each: constants[each] for each in names if each in constants}
+        # With their types: 1, 1.0 and True are equal.
+        values = (*constants.values(), *options.values())
+        key = _number((tuple(constants), tuple(options), values, tuple(map(type, values))))
+        return cls(name, tiling, constants, options, key, first_step)
 
 
 replaced: dict[tuple[str, Any], Any] = {}

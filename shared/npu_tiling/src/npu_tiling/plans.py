@@ -199,7 +199,7 @@ class Plan:
         arguments: slots of the call's tensors, those of lists one by one; None for None.
         steps: in the order in which they run.
         results: slots of the call's results, lists of them, or None for what is not asked for.
-        decisions: the latest decision of each name.
+        decisions: by name the latest tiling, its flags (`choose`), and the number of the first step that depends on it.
         aligned_lists: whether the tensors of the call's lists are aligned (`calls.are_aligned`).
         is_direct: whether all of its kernels can be called without Triton's JIT; False until an `Operator` has looked.
     """
@@ -212,7 +212,7 @@ class Plan:
     arguments: list[Slot | None] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     results: tuple[Any, ...] = ()
-    decisions: dict[str, Decision] = field(default_factory=dict)
+    decisions: dict[str, tuple[Any, Mapping[str, Any], int]] = field(default_factory=dict)
     aligned_lists: bool = True
     is_direct: bool = False
     _numbers: Iterator[int] = field(default_factory=itertools.count)
@@ -306,7 +306,7 @@ class Plan:
         tiling = self.tiles.get(decision, tiling)
         while self.replaced and (decision, tiling) in self.replaced:
             tiling = self.replaced[decision, tiling]
-        self.decisions[decision] = Decision.of(decision, tiling, flags or {}, len(self.steps))
+        self.decisions[decision] = tiling, flags or {}, len(self.steps)
         return tiling
 
     def launch(
@@ -329,18 +329,16 @@ class Plan:
             sizes: numbers by the name of the kernel's parameter.
 
         Raises:
-            TypeError: the kernel has a parameter that is not given, or is given one that it does not have. Constants of the
-                tiling are left out where it has none of their names.
+            TypeError: the kernel has a parameter that is not given, or is given one that it does not have. Of the tiling's
+                constants it is given those that it has.
         """
-        chosen = self.decisions[decision]
+        tiling, flags, first_step = self.decisions[decision]
         module, name, parameters, constants = signature_of(kernel)
+        chosen = Decision.of(decision, tiling, flags, first_step, constants)
         tensors = {**reads, **writes}
-        given, wanted = {*tensors, *sizes, *chosen.constants}, {*parameters, *constants}
+        given, wanted = {*tensors, *sizes, *flags, *chosen.constants}, {*parameters, *constants}
         if given != wanted:
-            unknown = given - wanted - {*chosen.tiling.constants}
-            if unknown or wanted - given:
-                raise TypeError(f"{module}.{name}: missing {sorted(wanted - given)}, unknown {sorted(unknown)}.")
-            chosen = chosen.with_constants(constants)
+            raise TypeError(f"{module}.{name}: missing {sorted(wanted - given)}, unknown {sorted(given - wanted)}.")
         self._order(reads.values(), writes.values())
         slots = tuple([tensors[each] for each in parameters if each in tensors])
         numbers = tuple([sizes[each] for each in parameters if each in sizes])
