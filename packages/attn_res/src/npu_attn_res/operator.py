@@ -233,7 +233,7 @@ def _appends(bank: Tensor) -> Counter[Any]:
     return found
 
 
-def _place(blocks: Tensor) -> tuple[int, tuple[tuple[int, int], ...]]:
+def _place(blocks: Tensor) -> tuple[Any, tuple[tuple[int, int], ...]]:
     """Where blocks [..., n, D] lie in their memory: the offset, and each dimension's stride and size."""
     return blocks.storage_offset(), tuple(zip(blocks.stride(), blocks.shape, strict=True))
 
