@@ -163,7 +163,8 @@ def test_rows_of_logits_and_nested_heads_are_known(make, keep_logits):
     assert torch.equal(ours.eval()(ids, labels=ids).logits, expected.logits)
 
 
-@pytest.mark.parametrize("make", [model, *OF_ROWS.values()], ids=["plain", *OF_ROWS])
+@pytest.mark.parametrize("make", [model, *OF_ROWS.values(), with_nested_head], ids=["plain", *OF_ROWS, "nested"])
+@pytest.mark.filterwarnings("ignore:.* a call in another thread has its cls.1:UserWarning")
 def test_a_call_in_another_thread_is_one_of_its_own(make):
     """In the midst of a fused call the model is evaluated, and trained, elsewhere."""
     ours = make()

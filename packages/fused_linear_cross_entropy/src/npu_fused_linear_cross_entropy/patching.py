@@ -395,6 +395,8 @@ class _Patched(Derived):
 
     def _keep(self, head: Any, hidden: Tensor) -> Any:
         """Stands in for the head in a fused call: rows or a column in place of the logits, unless they are kept."""
+        if _thread() not in self._products:
+            return head(hidden)
         product = _Product(hidden, head.weight, head.bias)
         if self.made.in_forward:
             return _Rows(hidden, head.weight.shape[0], functools.partial(self._loss_of_rows, product), head)
@@ -530,8 +532,11 @@ def _fuses(model: Any, known: type[Any], given: dict[str, Any]) -> bool:
     if given.get("labels") is None or not (model.training or model.options.evaluation):
         return False
     name, reason = model.made.head, None
-    head = model.get_submodule(name)
-    if model.made.eager_alone and torch.compiler.is_compiling():
+    *path, last = name.split(".")
+    head = model.get_submodule(".".join(path))._modules[last]
+    if isinstance(head, _Head):
+        reason = f"a call in another thread has its {name}"
+    elif model.made.eager_alone and torch.compiler.is_compiling():
         reason = "it is compiled, and its head or its loss is where compilers do not follow ours"
     else:
         reason = _other_cross_entropy() if model.made.in_forward else _other_loss(known, model.loss_function)
