@@ -290,6 +290,19 @@ def test_head_with_hooks_is_left():
     assert "lm_head" in patch(found).left[0].text
 
 
+def test_the_class_of_a_patched_model_makes_patched_ones():
+    """As `type(model).from_pretrained` does, for a reference model."""
+    ours, ids = model(), torch.randint(VOCABULARY, (2, 7))
+    expected = ours(ids, labels=ids).loss
+    patch(ours)
+    other = type(ours)()
+    other.load_state_dict(ours.state_dict())
+    other.base = ours.base
+    found = other(ids, labels=ids)
+    torch.testing.assert_close(found.loss, expected)
+    assert found.logits is None
+
+
 class WrapperForCausalLM(nn.Module):
     """As PEFT's: what it does not have it asks its model for."""
 

@@ -204,8 +204,12 @@ def _give_class(module: nn.Module, given: type[nn.Module]) -> None:
     for name in ("forward", *getattr(type(module), "_npu_state", ())):  # of the class before
         vars(module).pop(name, None)
     module.__class__ = given
-    state = getattr(given, "_npu_state", {}).items()
-    vars(module).update({name: make() for name, make in state})  # there before a compiler looks, or it compiles again
+    vars(module).update(_new_state(given))
+
+
+def _new_state(kind: type[Any]) -> dict[str, Any]:
+    """Attributes of a module of this class: there before a compiler looks, or it compiles again."""
+    return {name: make() for name, make in getattr(kind, "_npu_state", {}).items()}
 
 
 class _Watched(NamedTuple):
@@ -463,6 +467,11 @@ class Derived(nn.Module):
     """A base of classes made by `derived`."""
 
     _npu_made_by: tuple[Callable[..., type], tuple[Hashable, ...]]
+
+    def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
+        module = super().__new__(cls)
+        vars(module).update(_new_state(cls))
+        return module
 
     def __reduce_ex__(self, protocol: Any) -> str | tuple[Any, ...]:
         reduced = super().__reduce_ex__(protocol)
