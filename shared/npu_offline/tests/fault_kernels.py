@@ -326,6 +326,18 @@ def unsigned_kernel(p_x, p_y, BLOCK: tl.constexpr, DTYPE: tl.constexpr, OPERATIO
 
 
 @triton.jit
+def byte_sum_kernel(p_x, p_y, BLOCK: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr):
+    """y is twice x, in DTYPE of 8 bits, as int64. WIDE: in int32, of which 8 bits are taken."""
+    o = tl.arange(0, BLOCK)
+    b_x = tl.load(p_x + o).to(DTYPE, bitcast=True)
+    if WIDE:
+        b_x = b_x.to(tl.int32)
+        tl.store(p_y + o, (b_x + b_x) & 0xFF)
+    else:
+        tl.store(p_y + o, (b_x + b_x).to(tl.int64))
+
+
+@triton.jit
 def rounded_division_kernel(p_x, p_y, n, BLOCK: tl.constexpr, OPERATION: tl.constexpr):
     """y is the quotient of x and n, or the remainder. "wide //" divides in int64, "range //" a range."""
     o = tl.arange(0, BLOCK)
@@ -362,6 +374,12 @@ def larger_number_kernel(p_x, p_y, p_largest, BLOCK: tl.constexpr, ALL: tl.const
         tl.store(p_y + o, tl.maximum(b_x, 0.0, propagate_nan=tl.PropagateNan.ALL))
     else:
         tl.store(p_y + o, tl.maximum(b_x, 0.0))
+
+
+@triton.jit
+def one_erf_kernel(p_x, p_y):
+    """y is erf(x), one number."""
+    tl.store(p_y, tl.erf(tl.load(p_x)))
 
 
 @triton.jit

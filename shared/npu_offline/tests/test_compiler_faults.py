@@ -9,6 +9,7 @@ import pytest
 import torch
 import triton.language as tl
 from fault_kernels import (
+    byte_sum_kernel,
     carried_range_kernel,
     compared_mask_kernel,
     composed_operation_kernel,
@@ -25,6 +26,7 @@ from fault_kernels import (
     lost_product_kernel,
     lost_start_kernel,
     lost_wait_kernel,
+    one_erf_kernel,
     partly_checked_kernel,
     ragged_mask_kernel,
     ragged_product_kernel,
@@ -400,6 +402,24 @@ def test_a_mask_makes_them_unsigned(toolchain, operation, dtype):
     y = torch.empty(64, dtype=dtype)
     run(unsigned_kernel, (x, y), toolchain, BLOCK=64, DTYPE=tl.uint32, OPERATION=operation)
     assert torch.equal(y, UNSIGNED[operation.split()[1]](x.long() % 2**32).to(dtype))
+
+
+@pytest.mark.parametrize(("dtype", "wide"), [("int8", False), ("uint8", False), ("uint8", True)])
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_a_sum_of_bytes_that_is_widened_is_not_cut(toolchain, dtype, wide):
+    x, y = torch.tensor([100, -100, 7, -1] * 16, dtype=torch.int8), torch.empty(64, dtype=torch.int64)
+    cut = [-56, 56, 14, -2] if dtype == "int8" else [200, 56, 14, 254]
+    for final in (False, True):
+        run(byte_sum_kernel, (x, y), toolchain, final, BLOCK=64, DTYPE=getattr(tl, dtype), WIDE=wide)
+        assert y[:4].tolist() == ([200, -200, 14, -2] if final and not wide else cut), GONE
+
+
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_the_error_function_of_one_number_drops_nan(toolchain):
+    x, y = torch.tensor([torch.nan]), torch.empty(1)
+    for final in (False, True):
+        run(one_erf_kernel, (x, y), toolchain, final)
+        assert y.isnan().item() == (not final or toolchain == "1.2.0"), GONE
 
 
 @pytest.mark.parametrize("operation", ["//", "wide //"])

@@ -9,6 +9,7 @@ import torch
 import triton.language as tl
 from culprit_kernels import joined
 from fault_kernels import (
+    byte_sum_kernel,
     carried_range_kernel,
     compared_mask_kernel,
     composed_operation_kernel,
@@ -138,6 +139,10 @@ CASES = {
         lambda: launched(unsigned_kernel, index(64), index(64), BLOCK=64, DTYPE=tl.uint32, OPERATION=">>"),
         lambda: launched(unsigned_kernel, index(64), index(64), BLOCK=64, DTYPE=tl.uint32, OPERATION="masked >>"),
     ),
+    "byte-sum": (
+        lambda: launched(byte_sum_kernel, e(64, dtype=torch.int8), index(64).long(), BLOCK=64, DTYPE=tl.int8, WIDE=False),
+        lambda: launched(byte_sum_kernel, e(64, dtype=torch.int8), index(64).long(), BLOCK=64, DTYPE=tl.int8, WIDE=True),
+    ),
     "rounded-division": (
         lambda: launched(rounded_division_kernel, index(64), index(64), 3, BLOCK=64, OPERATION="//"),
         lambda: launched(rounded_division_kernel, index(64), index(64), 3, BLOCK=64, OPERATION="range //"),
@@ -170,6 +175,7 @@ CASES = {
 LINES = {
     "boolean-comparison": "b_m = b_m == True",
     "unsigned-arithmetic": "b_y = b_x >> 1",
+    "byte-sum": "(b_x + b_x).to(tl.int64)",
     "rounded-division": "b_y = b_x // n",
     "mask-sum": "tl.sum(b_m, 0)",
     "nan-maximum": "tl.maximum(b_x, 0.0))",
@@ -288,7 +294,7 @@ def calls():
 @pytest.mark.parametrize(
     ("kernel", "dtype", "status", "said"),
     [
-        ("square_wide", "bfloat16", 0, "5 launches, 24 rules, 0 findings"),
+        ("square_wide", "bfloat16", 0, "5 launches, 25 rules, 0 findings"),
         ("square_narrow", "bfloat16", 1, "mulf on a tensor of 8192 bf16"),
         ("square_suppressed", "bfloat16", 0, "a test of suppressions"),
         (

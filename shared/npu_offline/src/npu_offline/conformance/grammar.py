@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -100,7 +100,8 @@ OPERATIONS = (
     Operation("tl.where", "tl.where(x < w, x, w)", lambda x, w: torch.where(x < w, x, w), (*SIGNED, *FLOATS)),
     Operation("tl.abs", "tl.abs(x)", lambda x, w: x.abs(), (*SIGNED, *FLOATS)),
     Operation("tl.fma", "tl.fma(x, x, -(x * x))", lambda x, w: x * x - (x * x).float().double(), ("float32",)),
-    *map(_function, ("exp", "exp2", "log", "log2", "rsqrt", "erf", "sigmoid")),
+    *map(_function, ("exp", "exp2", "log", "log2", "rsqrt", "sigmoid")),
+    replace(_function("erf"), fault=25),
     _function("sqrt", 1),
     *(_function(name, 0) for name in ("floor", "ceil")),
     *(_function(name, 4, 10) for name in ("sin", "cos")),

@@ -64,6 +64,21 @@ def _is_cut(op: Operation) -> bool:
     return kept + shifted <= _bits(op.operands[0])
 
 
+def byte_sum(compiled: Compiled) -> Iterator[str]:
+    """A sum, difference or product of tensors of int8 or uint8 that becomes int64 or a float, or is divided, is not cut to a
+    byte before: 100 + 100 is 200 (compiler fault 34). Widen before the sum, and take 8 bits of it: `& 0xFF`."""
+    used = ("arith.extsi", "arith.extui", "arith.sitofp", "arith.uitofp", "arith.divsi", "arith.divui")
+    for op, line in compiled.triton:
+        if name_of(op) not in used or not tensor(op.operands[0]) or _bits(op.operands[0]) != _BYTE:
+            continue
+        widened = _bits(op.results[0])
+        summed = any(
+            name_of(maker) in ("arith.addi", "arith.subi", "arith.muli") for maker in map(_maker, op.operands) if maker
+        )
+        if summed and widened in (0, _BYTE, 2 * _INT):
+            yield f"a sum of bytes is {'divided' if widened == _BYTE else f'int{widened}' if widened else 'a float'}{line}"
+
+
 def rounded_division(compiled: Compiled) -> Iterator[str]:
     """Quotients of int32 tensors and remainders of tensors of floats come of a division in fp32: above 2^24 they are wrong
     (compiler fault 23). Divide single numbers, whose quotients are exact, or widen to int64, which is a loop over elements.
@@ -201,6 +216,7 @@ def _bits(value: SSAValue) -> int:
 RULES = (
     Rule("boolean-comparison", boolean_comparison),
     Rule("unsigned-arithmetic", unsigned_arithmetic),
+    Rule("byte-sum", byte_sum),
     Rule("rounded-division", rounded_division),
     Rule("mask-sum", mask_sum),
     Rule("nan-maximum", nan_maximum),
