@@ -67,7 +67,8 @@ def _is_cut(op: Operation) -> bool:
 def byte_sum(compiled: Compiled) -> Iterator[str]:
     """A sum, difference or product of tensors of int8 or uint8 that becomes int64 or a float, or is divided, is not cut to a
     byte before: 100 + 100 is 200 (compiler fault 34). Widen before the sum, and take 8 bits of it: `& 0xFF`."""
-    used = ("arith.extsi", "arith.extui", "arith.sitofp", "arith.uitofp", "arith.divsi", "arith.divui")
+    used = {"arith.extsi", "arith.extui", "arith.sitofp", "arith.uitofp"}
+    used |= {"arith.divsi", "arith.divui", "arith.remsi", "arith.remui"}
     for op, line in compiled.triton:
         if name_of(op) not in used or not tensor(op.operands[0]) or _bits(op.operands[0]) != _BYTE:
             continue
