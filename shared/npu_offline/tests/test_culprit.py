@@ -128,6 +128,12 @@ def test_a_kernel_that_only_rounds_too_much_is_told_so(capsys):
     assert "in fp64" not in capsys.readouterr().out
 
 
+def test_a_sum_in_fp16_that_is_far_off_in_the_order_of_a_chip_is_not_right(capsys):
+    call = f"{FILE}::narrow_sum x=fp16:8x4000:0..16 y=fp16:8 columns=4000 BLOCK=4096 --grid 8 --linalg-only"
+    assert main(["run", *call.split(), "--expect", "y=x.sum(1)"]) == 1
+    assert "\nrounding: " in capsys.readouterr().out
+
+
 @triton.jit
 def integers(x, y, wide, N: tl.constexpr):
     o = tl.arange(0, N)

@@ -65,6 +65,7 @@ _OF_LANGUAGE = {24}  # faults: what this Triton means is not what later ones do
 _OF_FRONT_END = {10, 11, 13, 16, 18, 20, 27, 30}
 _OF_COMPILERS = set(range(1, 100)) - _OF_FRONT_END
 _MOST = 2  # faults that are named
+_IN_ORDER = 4  # times what a kernel's roundings may move: how far its sums may be off in another order
 _SIGNS = {  # in a TTIR, of faults that no rule of lint looks for, with the way round, and the compilers that have it
     13: ("tt.mulhiui", "multiply halves of 16 bits", VERSIONS),
     16: ("tt.atomic_cas", "compare what it returns with the new value", VERSIONS),
@@ -181,7 +182,8 @@ def verdicts_of(
     without = f"; no third opinion: {meaning.problem.splitlines()[0]}" if meaning.refused else ""
     wrong = [outcome for outcome in outcomes if not outcome.ok]
     ran = [outcome for outcome in outcomes if not outcome.refused and outcome.level != MEANING]
-    if wrong and meaning.is_as_expected:
+    off = [each for outcome in wrong for each in outcome.differences if each.wrong]
+    if off and meaning.is_as_expected and all(each.error <= _IN_ORDER * each.share for each in off):
         text = f"right: its TTIR is as expected, and {_said(wrong[0])} is no further from that than rounding moves it"
     elif wrong:
         text = f"rounding: {_said(wrong[0])}; levels differ by no more than rounding moves this kernel"
