@@ -14,11 +14,11 @@ from tools.workspace import ROOT, read_packages
 
 # Of the sources of a package: files, lines, and of an operator the share of its lines that is device code, in hundredths.
 MOST = {
-    "npu_tiling": (20, 5862, 0),
-    "rms_norm": (23, 5123, 17),
+    "npu_tiling": (20, 5872, 0),
+    "rms_norm": (23, 5124, 17),
     "embedding": (22, 5536, 28),
-    "attn_res": (29, 7113, 21),
-    "fused_linear_cross_entropy": (41, 10441, 16),
+    "attn_res": (29, 7131, 21),
+    "fused_linear_cross_entropy": (41, 10469, 16),
 }
 MOST_PARAMETERS = 36  # of a kernel, or of a function that kernels call
 WANTED_PARAMETERS, MOST_ABOVE = 26, 19  # how many functions have more
