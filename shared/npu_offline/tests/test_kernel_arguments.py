@@ -201,7 +201,10 @@ def test_a_kernel_that_reads_the_wrong_one_of_two_tensors_of_one_shape_is_wrong(
 @pytest.mark.parametrize(("other", "status"), [("0.0", 1), (None, 0)])
 @pytest.mark.parametrize(
     ("kernel", "computed", "neutral", "wrong"),
-    [("largest", "amax", "-inf", "below zero: {} must be -"), ("least", "amin", "inf", "above zero: {} must be ")],
+    [
+        ("largest", "amax", "-inf", "below zero: {} must be -"),
+        ("least", "amin", "inf", "above zero, up to 200: {} must be "),
+    ],
 )
 def test_what_numbers_of_both_signs_hide_is_seen_with_one(file, capsys, kernel, computed, neutral, wrong, other, status):
     given = ["x_ptr=fp32:8x100", "y_ptr=fp32:8", "n=100", "BLOCK=128", f"OTHER={other or neutral}", "--grid", "8", *NEWEST]

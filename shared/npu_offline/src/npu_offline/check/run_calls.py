@@ -218,7 +218,7 @@ def compared(
     rules = [_rule(text, call) for text in expected]
     read = {name for _, code in rules if not isinstance(code, str) for name in code.co_names}
     random = [name for name, texts in call.given.items() if _is_random(texts[0]) and name in read]
-    kinds = {"": 0} | ({"with numbers below zero": -1, "with numbers of up to 200": 1} if random else {})
+    kinds = {"": 0} | ({"with numbers below zero": -1, "with numbers above zero, up to 200": 1} if random else {})
     return {numbers: _comparison(call, rules, read, rtol, atol, sign) for numbers, sign in kinds.items()}
 
 

@@ -151,13 +151,17 @@ def lost_start(compiled: Compiled) -> Iterator[str]:
 def dropped_mask(compiled: Compiled) -> Iterator[str]:
     """A load whose mask is no rectangle, compares a difference, stands beside rows that are a remainder, or is of elements
     that are loaded one by one, reads the whole tile and selects afterwards: bytes behind the tensor are read (compiler
-    fault 10). A mask that compares each axis' own range, `(o_row < n_rows) & (o_col < n_cols)`, is kept."""
+    fault 10). A mask that compares each axis' own range, `(o_row < n_rows) & (o_col < n_cols)`, is kept. Single elements are
+    not told apart where another load of the tensor has no mask."""
     pointers = pointers_of(kernel_of(compiled.linalg))
     selected = [op.operands[1].owner for op in kernel_of(compiled.linalg).walk() if name_of(op) == "arith.select"]
-    loads = [memory for op in selected if isinstance(op, Operation) for memory in _loaded_whole(op)]
-    whole = {pointers.index(memory) for memory in loads if memory in pointers}
-    for op, line in compiled.triton:
-        if name_of(op) == "tt.load" and len(op.operands) > 1 and _argument(compiled, op.operands[0]) in whole:
+    makers = [op for op in selected if isinstance(op, Operation)]
+    loads = [(op, line) for op, line in compiled.triton if name_of(op) == "tt.load" and tensor(op.results[0])]
+    without = {_argument(compiled, op.operands[0]) for op, _ in loads if len(op.operands) == 1}
+    whole = {pointers.index(memory) for op in makers if (memory := _copied_whole(op)) in pointers}
+    whole |= {pointers.index(memory) for op in makers for memory in _single(op) if memory in pointers} - without
+    for op, line in loads:
+        if len(op.operands) > 1 and _argument(compiled, op.operands[0]) in whole:
             yield f"load of {compiled.subject.pointers[_argument(compiled, op.operands[0])]}: its mask is dropped{line}"
 
 
@@ -189,11 +193,14 @@ def _is_mask(value: SSAValue) -> bool:
     )
 
 
-def _loaded_whole(op: Operation) -> Iterator[SSAValue | None]:
-    """The pointer arguments that a tile is loaded from without a mask: as a whole, or its elements one by one."""
-    if name_of(op) == "bufferization.to_tensor":
-        yield copied_whole_from(op.operands[0])
-    elif property_of(op, "ExtractedLoadOrStore"):
+def _copied_whole(op: Operation) -> SSAValue | None:
+    """The pointer argument that a tile is copied from without a mask."""
+    return copied_whole_from(op.operands[0]) if name_of(op) == "bufferization.to_tensor" else None
+
+
+def _single(op: Operation) -> Iterator[SSAValue | None]:
+    """The pointer arguments that the elements of a tile are loaded from one by one."""
+    if property_of(op, "ExtractedLoadOrStore"):
         yield from (root_of(each.operands[0]) for each in op.walk() if name_of(each) == "memref.load")
 
 
