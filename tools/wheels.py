@@ -91,13 +91,16 @@ class Environment:
 
 
 def closure(requirements: Iterable[Requirement]) -> list[importlib.metadata.Distribution]:
-    """The installed distributions that satisfy requirements, and theirs, and so on; extras are left out."""
+    """The installed distributions that satisfy requirements, and theirs, and so on.
+
+    Extras are left out, and so is stock Triton, which a torch with CUDA asks for: `tools.mend_triton` took it away.
+    """
     found: dict[str, importlib.metadata.Distribution] = {}
     waiting = list(requirements)
     while waiting:
         requirement = waiting.pop()
         name = canonicalize_name(requirement.name)
-        if name in found or (requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})):
+        if name in (*found, "triton") or (requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})):
             continue
         found[name] = importlib.metadata.distribution(name)
         waiting += map(Requirement, found[name].requires or [])
