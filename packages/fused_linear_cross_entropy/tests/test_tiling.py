@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 from npu_fused_linear_cross_entropy.call import Needs, Options
-from npu_fused_linear_cross_entropy.decide import Shape, Task, Way, choose
+from npu_fused_linear_cross_entropy.decide import DEFAULT_BUDGET, Shape, Task, Way, choose
 from npu_fused_linear_cross_entropy.loss.gradients import scale_tiling
 from npu_fused_linear_cross_entropy.tiling import ChunkKernel, ChunkShape, chunk_tiling
 from npu_tiling import SOCS, Device, collectives, soc
@@ -173,4 +173,20 @@ def test_rows_of_x_count_in_a_rank_s_budget(two_ranks):
     """x and the sums of its gradient, [tokens, H], are in memory with the logits of a chunk, and may be wider."""
     for own in (4000, 1000, 7000):
         tiling = choose(of_a_rank(tokens=30000, width=8192, vocabulary=own, options=Options(group="ranks", vocab_size=8000)))
-        assert tiling.chunks.longest[0] * (4000 * 4 + 8192 * (2 + 4)) <= 800 * 2**20
+        assert tiling.chunks.longest[0] * (4000 * 4 + 8192 * (2 + 4)) <= DEFAULT_BUDGET["cuda"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "width", "vocabulary", "way", "longest"),
+    [
+        (4096, 4096, 128256, Way.PRODUCT, 4096),
+        (8192, 2048, 151936, Way.PRODUCT, 4096),
+        (8192, 4096, 32000, Way.PRODUCT, 8192),
+        (32768, 4096, 32000, Way.PRODUCT, 8192),
+        (4096, 4096, 400000, Way.KEPT_PRODUCT, 4096),  # 1677 rows fit, of the 2048 that hide the weight's traffic
+        (8192, 4096, 400000, Way.PRODUCT, 1408),  # more tokens than columns
+    ],
+)
+def test_chunks_are_as_long_as_pays_where_a_kernel_multiplies(tokens, width, vocabulary, way, longest):
+    tiling = choose(of_a_rank(tokens=tokens, width=width, vocabulary=vocabulary, options=Options(), is_readable=True))
+    assert (tiling.way, tiling.chunks.longest[0]) == (way, longest)

@@ -6,11 +6,13 @@ one that adds to the weight's gradient moves 2 H V elements of it:
 
     T = OVERLAP * (operations per second) / (bytes per second) * (bytes of an element)
 
-but no more than the memory budget allows. Where a kernel multiplies, twice as many are wanted (`Demand.length_factor`).
+but no more than the memory budget allows. Where a kernel multiplies, twice as many are wanted (`Demand.length_factor`), and
+chunks take less time yet the longer they are, up to `_LONG` tokens (`Demand.longest`).
 
 The logits of all tokens are in memory together where there are no more tokens than T and than the budget allows. More tokens
 take chunks of the vocabulary or of tokens (`split`). The first case that holds is taken:
 
+    ROWS       long chunks of tokens, where they pay and the budget allows T tokens.
     KEPT       chunks of the vocabulary, of at most `_KEPT_BUDGET`. The gradient needs the exponentials of all logits again:
                they may be kept (`Demand.kept_bytes`), and fit, in x's dtype, in the memory of the weight's gradient (in
                equal dtypes: tokens <= H). No chunk adds to another chunk's result.
@@ -414,7 +416,7 @@ def made(shape: Shape, rule: Rule, parts: Chunks, sum_dtype: torch.dtype) -> Los
 # Where chunks end.
 
 MIB = 2**20
-DEFAULT_BUDGET = {"cuda": 800 * MIB, "ascend": 384 * MIB, "cpu": 256 * MIB}
+DEFAULT_BUDGET = {"cuda": 1280 * MIB, "ascend": 384 * MIB, "cpu": 256 * MIB}
 _MAX_FP32_SUMS = 600 * MIB  # fp32 sums beside a default budget
 _OVERLAP = 2.75  # at this many times the break-even length, chunking costs no measurable time
 # CUDA: an H200, 790 TFLOP/s and 4.28 TB/s. Ascend: a default for chips whose figures are not published.
@@ -422,6 +424,9 @@ _OPERATIONS_PER_BYTE = {"cuda": 185.0, "ascend": 295.0, "cpu": 185.0}
 _KEPT_BUDGET = 128 * MIB  # for a chunk of columns where logits are kept: more was not faster on an H200
 _MIN_CHUNK_SHARE = 0.375  # of T: with fewer tokens, weight traffic costs more than computing all logits twice
 _MIN_COLUMNS = 512
+# Losses with gradients on an H200, ms (2026-11-30), in chunks of 2048 and of 4096 tokens, and of all: 4096 x 4096 x 128256
+# 19.5, 19.0 (exponentials that are kept: 20.9); 8192 x 2048 x 151936 23.3, 22.4, 22.3; 8192 x 4096 x 32000 11.4, 10.1, 9.4.
+_LONG = 8192
 
 
 @dataclass(frozen=True)
@@ -437,6 +442,7 @@ class Demand:
         scaled_bytes: bytes of a token's row of x times a factor, and of its sums of dx.
         sum_bytes: bytes of a token's partial sums, statistics and coefficients.
         length_factor: chunks have this many times T tokens.
+        longest: tokens of a chunk at most, where longer ones than T take less time; 0: they do not.
     """
 
     tokens: int
@@ -449,6 +455,7 @@ class Demand:
     scaled_bytes: int = 0
     sum_bytes: int = 0
     length_factor: int = 1
+    longest: int = 0
 
 
 def wanted_tokens(dweight_bytes: int, device: Device | None) -> int:
@@ -473,10 +480,13 @@ def split(demand: Demand, chunk_tokens: int | None, memory_budget: int | None, d
             return Chunks(tokens=exactly(tokens, chunk_tokens), columns=everything, why="chunk_tokens was given")
         return _columns(demand, budget, chunk_tokens, f"of the {chunk_tokens} that were given")
     wanted = wanted_tokens(demand.dweight_bytes, device) * demand.length_factor if demand.logit_bytes else tokens
-    affordable = budget // row
-    if tokens <= min(affordable, wanted):
-        why = f"the logits of all tokens fit in {_mib(budget)}, and {wanted} tokens hide the weight's traffic"
+    affordable, longest = budget // row, max(wanted, demand.longest)
+    if tokens <= min(affordable, longest):
+        why = f"the logits of all tokens fit in {_mib(budget)}, and a chunk has at most {longest} tokens"
         return Chunks(tokens=exactly(tokens, tokens or 1), columns=everything, why=why)
+    if demand.longest and affordable >= wanted:
+        why = f"a chunk has at most {longest} tokens, of which {_mib(budget)} hold {affordable}"
+        return Chunks(tokens=evenly(tokens, min(longest, affordable // UNIT * UNIT)), columns=everything, why=why)
     kept = _columns_kept_in_dweight(demand, min(budget, _KEPT_BUDGET)) if demand.kept_bytes else None
     if kept is not None:
         return kept
@@ -589,6 +599,7 @@ def of_product(shape: Shape) -> Demand:
         scaled_bytes=shape.width * (dtype.itemsize + sums) if is_stored else 0,
         sum_bytes=(tiles + _ROW_NUMBERS) * exact.itemsize,
         length_factor=2,
+        longest=_LONG if shape.task in (Task.LOSS_AND_GRADIENTS, Task.GRADIENTS) else 0,
     )
 
 
