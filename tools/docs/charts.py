@@ -181,20 +181,25 @@ def bars(readme: str, *, alone: bool = False) -> str:
     """The shares of the limit in the table of the README's section "Results", a bar for each of its columns.
 
     Args:
-        readme: the text; cells are milliseconds, `forward / backward` or one number, or a dash; the limit's stand last.
+        readme: the text; a row has a name, or none below its forward, the pass, milliseconds or dashes, and the limit's.
         alone: with colours, for a file apart from a page.
     """
     table = re.search(r"\n## Results\n.*?\n(\|.*?)\n\n", readme, re.S)
     assert table, "the README has a table of results"
     groups: list[tuple[str, str, list[Bar]]] = []
+    name = ""
     for line in table[1].splitlines()[2:]:
-        name, *cells = line.strip("| ").split(" | ")
-        times = [[float(number) for number in re.findall(r"\d*\.\d+", cell)] for cell in cells]
-        for i, mode in enumerate(("forward", "backward") if len(times[0]) == 2 else ("forward and backward",)):
-            measured = zip(("ours", "torch", "liger"), times[:-1], strict=True)
-            shares_of = [(style, times[-1][i] / time[i]) for style, time in measured if time]
-            drawn: list[Bar] = [(style, share, None, f"{share:.0%} {PROVIDERS[style]}") for style, share in shares_of]
-            groups.append((name.partition(",")[0], mode, drawn))
+        label, mode, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        name = label or name
+        *measured, limit = [re.search(r"\d*\.\d+", cell) for cell in cells]
+        assert limit, line
+        shares_of = [
+            (style, float(limit[0]) / float(time[0]))
+            for style, time in zip(("ours", "torch", "liger"), measured, strict=True)
+            if time
+        ]
+        drawn: list[Bar] = [(style, share, None, f"{share:.0%} {PROVIDERS[style]}") for style, share in shares_of]
+        groups.append((name.partition(",")[0], mode, drawn))
     return _bars(groups, "Share of the limit of an NVIDIA H200: this project, torch and liger-kernel", alone)
 
 
