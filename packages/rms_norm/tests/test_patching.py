@@ -165,6 +165,41 @@ class OfClampedRowsNorm(Norm):
         return super().forward(hidden_states.clamp(-65504.0, 65504.0))
 
 
+class OfFiniteRowsNorm(Norm):
+    def forward(self, hidden_states):
+        return super().forward(hidden_states.nan_to_num())
+
+
+class WithoutGradientsNorm(Norm):
+    def forward(self, hidden_states):
+        return (1.0 if torch.is_grad_enabled() else 2.0) * super().forward(hidden_states)
+
+
+class InEvaluationNorm(Norm):
+    def forward(self, hidden_states):
+        return (1.0 if self.training else 2.0) * super().forward(hidden_states)
+
+
+class UnderAutocastNorm(Norm):
+    def forward(self, hidden_states):
+        return (2.0 if torch.is_autocast_enabled("cpu") else 1.0) * super().forward(hidden_states)
+
+
+class OfLongSequencesNorm(Norm):
+    def forward(self, hidden_states):
+        return (1.0 if hidden_states.shape[-2] < 1000 else 2.0) * super().forward(hidden_states)
+
+
+class OfLargeBatchesNorm(Norm):
+    def forward(self, hidden_states):
+        return (1.0 if len(hidden_states) < 1000 else 2.0) * super().forward(hidden_states)
+
+
+class OfOneTokenNorm(Norm):
+    def forward(self, hidden_states):
+        return (1.0 if hidden_states.shape[-2] > 1 else 2.0) * super().forward(hidden_states)
+
+
 class OverTokensNorm(Norm):
     """Of four dimensions, otherwise than of three."""
 
@@ -179,6 +214,14 @@ class OverTokensNorm(Norm):
         OfConstantRowsNorm(64),
         WithConstantEpsNorm(64),
         OfClampedRowsNorm(64),
+        OfFiniteRowsNorm(64),
+        WithoutGradientsNorm(64),
+        InEvaluationNorm(64),
+        InEvaluationNorm(64).eval(),
+        UnderAutocastNorm(64),
+        OfLongSequencesNorm(64),
+        OfLargeBatchesNorm(64),
+        OfOneTokenNorm(64),
         OverTokensNorm(64),
         GatedNorm(64, "qwen3_next", "gelu"),
         nn.LayerNorm(64, bias=False),

@@ -6,11 +6,14 @@ A class is known by its results, not by its name: its forward runs on a CPU, in 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -86,6 +89,7 @@ class Formula:
 
 
 WIDTH = "the number of columns"
+_MANY_NUMBERS = 2**20  # of the most tokens that a class is tried with, at least 1024
 FLOATS = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
 
 
@@ -106,8 +110,9 @@ def patch(model: nn.Module) -> Patch:
     parameters, hooks and flags stay. Patch a model before it is sharded or wrapped.
 
     A class is known by what it computes: its forward runs on a CPU with some thousand random numbers, for each dtype of
-    rows and of weight. Modules are tried that have Norm in their class's name, and others with one vector of parameters and
-    no modules of their own.
+    rows and of weight, in training and in evaluation, with gradients and without, and of one, of many and of no tokens.
+    Modules are tried that have Norm in their class's name, and others with one vector of parameters and no modules of their
+    own.
 
     Every other module with Norm in its class's name is left alone. So are norms whose forward was replaced, as accelerate
     and kernelize do, or that of their class, and weights that are quantised or sharded. What becomes so after the patch
@@ -329,7 +334,7 @@ class _Probe:
             found: dict[Dtypes, Variant] = {}
             for dtypes in self._dtypes(weight, gated):
                 x, factor, gate = self._numbers(dtypes)
-                theirs = self._original(x, factor, gate)
+                theirs = self._in_every_mode(x, factor, gate)
                 candidates = dict.fromkeys(
                     (*found.values(), *self._candidates(weight, gated, next(iter(found.values()), None)))
                 )
@@ -371,13 +376,28 @@ class _Probe:
         ):
             yield Variant(mode, offset, own, dtype, columns, *gating)
 
+    def _in_every_mode(self, x: Tensor, weight: Tensor | None, gate: Tensor | None) -> Tensor | None:
+        """What the module returns, with gradients and without, in training and in evaluation; None where that differs."""
+        modes = (contextlib.nullcontext, torch.no_grad, torch.inference_mode, partial(torch.autocast, "cpu", torch.bfloat16))
+        theirs = self._original(x, weight, gate)
+        for training, mode in itertools.product((True, False), modes):
+            with mode():
+                again = self._original(x.detach().requires_grad_(training), weight, gate, training=training)
+            if not isinstance(again, Tensor) or not _is_same(theirs, again.detach()):
+                return None
+        return theirs
+
     def _is_by_rows(self, variant: Variant, dtypes: Dtypes, eps: str, weight: str | None) -> bool:
-        """Whether the same is computed of tensors with fewer and with more dimensions, where the module takes them."""
+        """Whether the same is computed of tensors of other shapes and lengths, where the module takes them."""
         x, factor, gate = self._numbers(dtypes)
-        for shape in ((-1, self._width), (3, 2, -1, self._width)):
-            rows, gates = x.reshape(shape), None if gate is None else gate.reshape(shape)
-            theirs = self._original(rows, factor, gates)
-            ours = _by_variant(variant, rows, factor if weight else None, self._eps_of(eps, x), gates)
+        rows, gates = (None if each is None else each.reshape(-1, self._width) for each in (x, gate))
+        many = max(_MANY_NUMBERS // self._width, 1024)
+        for leading in ((-1,), (3, 2, -1), (1, 1), (1, -1), (-1, 1), (1, many), (many, 1), (0,), (1, 0)):
+            few, shape = prod(leading), (*leading, self._width)
+            taken = torch.arange(len(rows) if few < 0 else few) % len(rows)
+            given = rows[taken].view(shape), None if gates is None else gates[taken].view(shape)
+            theirs = self._original(given[0], factor, given[1])
+            ours = _by_variant(variant, given[0], factor if weight else None, self._eps_of(eps, x), given[1])
             if theirs is not None and not _is_same(theirs, ours):
                 return False
         return True
@@ -398,7 +418,7 @@ class _Probe:
         dtypes, variant = next((dtypes, variant) for dtypes, variant in variants.items() if dtypes[0] is torch.float32)
         results = []
         for ours in (True, False):
-            x, factor, gate = self._numbers(dtypes)
+            x, factor, gate = self._numbers(dtypes, finite=True)
             wanted = [each.requires_grad_() for each in (x, factor if weight else None, gate) if each is not None]
             if ours:
                 y = _by_variant(variant, x, factor if weight else None, 0.25, gate)
@@ -412,13 +432,18 @@ class _Probe:
             for mine, theirs in zip(*results, strict=True)
         )
 
-    def _numbers(self, dtypes: Dtypes) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """x, a weight and a gate, the same every time; rows from 1e-3, where eps counts, to 30, one past fp16's range."""
+    def _numbers(self, dtypes: Dtypes, *, finite: bool = False) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """x, a weight and a gate, the same every time; rows from 1e-3, where eps counts, to 30, one past fp16's range.
+
+        Unless they are to be finite, one row has infinity and another has NaN.
+        """
         self._generator.manual_seed(0)
         options: dict[str, Any] = {"generator": self._generator, "dtype": torch.float32}
         x, gate = (torch.randn(self._shape, **options) for _ in range(2))
         x *= 10 ** (4.5 * torch.rand((*self._shape[:-1], 1), **options) - 3)
         x[-1, -1] *= 100 if dtypes[0] == torch.float16 else 1e9
+        if not finite:
+            x[0, 0, 0], x[1, 0, 0] = torch.inf, torch.nan
         weight = torch.randn(self._width, **options)
         own = dtypes[1] or dtypes[0]
         return (
@@ -447,5 +472,7 @@ def _is_same(theirs: Any, ours: Tensor) -> bool:
         return False
     steps = 8 if ours.dtype.itemsize >= 4 else 2
     rarely = 1.0 if ours.dtype.itemsize >= 4 else 0.004  # modes differ from each other in .157 at least
-    is_near = torch.allclose(theirs, ours, rtol=steps * torch.finfo(ours.dtype).eps, atol=torch.finfo(ours.dtype).tiny)
-    return is_near and (theirs != ours).double().mean().item() <= rarely
+    unit, least = torch.finfo(ours.dtype).eps, torch.finfo(ours.dtype).tiny
+    is_near = torch.allclose(theirs, ours, rtol=steps * unit, atol=least, equal_nan=True)
+    differ = (theirs != ours) & ~(theirs.isnan() & ours.isnan())
+    return is_near and (not differ.numel() or differ.double().mean().item() <= rarely)
