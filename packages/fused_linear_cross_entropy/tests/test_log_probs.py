@@ -209,6 +209,21 @@ def test_a_row_of_minus_infinity_but_for_some(device):
     torch.testing.assert_close(temperature.grad, rates.grad, rtol=1e-4, atol=1e-5)
 
 
+def test_the_mean_of_logits_of_minus_infinity_has_the_gradients_that_pytorch_gives(device):
+    tensors = log_probs.make((8,), bias=True, temperature=True)
+    tensors["bias"][-1] = -torch.inf
+    del tensors["target"], tensors["ids"]
+    found = []
+    for function, where in ((linear_log_probs, device.torch), (log_probs.definition, "cpu")):
+        given, leaves = log_probs.leaves_of(tensors, where)
+        mean = function(given.pop("x"), given.pop("weight"), None, **given, return_mean_logit=True).mean_logit
+        gradients = torch.autograd.grad(mean[:4].sum(), list(leaves.values()))
+        found.append([mean.detach(), *gradients[:-1], gradients[-1][:4]])  # of other temperatures PyTorch's are 0 times inf
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one.cpu(), other, rtol=1e-4, atol=1e-5)
+    assert found[0][-1].isinf().all()
+
+
 @pytest.mark.parametrize("lowest", [400.0, -800.0])
 @pytest.mark.parametrize("mean", [False, True])
 def test_temperatures_of_large_logits_have_gradients_as_exact_as_pytorchs(device, lowest, mean):

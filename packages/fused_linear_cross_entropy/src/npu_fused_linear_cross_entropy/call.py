@@ -271,7 +271,7 @@ class Distributions(NamedTuple):
 
 
 class DistributionGradients(NamedTuple):
-    """The gradients of x, weight, bias and rates, given the coefficients of distributions/reference.py, [6, N].
+    """The gradients of x, weight, bias and rates, given the coefficients of distributions/reference.py, [7, N].
 
     Attributes:
         log_probs, did_log_probs: [N, K], of the ids, and their upstream gradients; 0 where an id is no column.
@@ -319,7 +319,7 @@ class ProbabilityTargets(NamedTuple):
 
 
 class ProbabilityTargetGradients(NamedTuple):
-    """The gradients of x, weight and bias, given the coefficients of distributions/reference.py, [6, N].
+    """The gradients of x, weight and bias, given the coefficients of distributions/reference.py, [7, N].
 
     Attributes:
         factors: [N], which targets are multiplied by before they are subtracted from the gradient of z.

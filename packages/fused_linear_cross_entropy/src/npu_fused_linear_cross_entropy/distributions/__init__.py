@@ -101,7 +101,7 @@ class _ProbabilityTargets(Function):
             a = a + dfound * sums
         if dlse is not None:
             a = a + dlse
-        return _PROBABILITY_GRADIENTS(ctx, (torch.stack((maximum, log, a, zero, zero, zero)), dfound), tensors)
+        return _PROBABILITY_GRADIENTS(ctx, (torch.stack((maximum, log, a, *[zero] * 4)), dfound), tensors)
 
 
 def _recorded(function: Any, operator: Operator, trained: Sequence[str]) -> Callable[..., Any]:

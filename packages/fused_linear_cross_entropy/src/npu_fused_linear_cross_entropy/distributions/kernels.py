@@ -103,7 +103,7 @@ def distribution_gradient_kernel(
     p_logits,  # [rows, N], some columns
     p_rates,  # fp32 [rows]
     p_gradient,  # [rows, N], over the logits' memory
-    p_coefficients,  # fp32 [6, rows]: k, log S, a, b, c, d
+    p_coefficients,  # fp32 [7, rows]: k, log S, a, b, c, d; the last one is not read
     p_dots,  # fp32 [rows]: gets the sum of (z - k) times the gradient of z
     n_rows,
     s_logits,
@@ -178,7 +178,7 @@ def statistics(p: Plan, logits: Any, rates: Any, options: Options, result: Any, 
 
 
 def gradient(p: Plan, logits: Any, rates: Any, options: Options, gradient: Any, coefficients: Any, dots: Any) -> None:
-    """Writes the gradient of raw logits but for ids, which may share their memory, given coefficients [6, rows].
+    """Writes the gradient of raw logits but for ids, which may share their memory, given coefficients [7, rows].
 
     Args:
         dots: [rows], gets the sum of (z - k) times the gradient of z; None: not asked for.

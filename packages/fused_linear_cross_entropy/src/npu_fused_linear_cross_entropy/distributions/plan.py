@@ -134,7 +134,7 @@ def backward(p: Plan, call: DistributionGradients) -> tuple[Any, ...]:
         if chunk_drates is not None:
             if group:
                 p.torch(collectives.sum_, chunk_drates, group, writes=[chunk_drates])
-            p.torch(_end_drates, chunk_drates, coefficients, dots, options.vocab_size, writes=[chunk_drates])
+            p.torch(_end_drates, chunk_drates, coefficients, dots, writes=[chunk_drates])
     if drates is not None:
         p.torch(torch.Tensor.div_, drates, call.rates, writes=[drates])
     return *head.finished(), drates
@@ -231,7 +231,7 @@ def _of_ids(
     options: Options,
 ) -> None:
     """Writes the gradient of raw logits of ids, [rows, K], and the sum of (z - k) times the upstream gradient, [rows]."""
-    maximum, log, a, b, c, d = coefficients.unsqueeze(2).unbind(0)
+    maximum, log, a, b, c, d, _ = coefficients.unsqueeze(2).unbind(0)
     p = log_probs.exp()
     log_probs = log_probs.masked_fill(log_probs == -torch.inf, 0.0)  # of a column that is ruled out, at any temperature
     of_z, below = p * (a + b * log_probs + c * p) + d + sums_of_equals(named, did), log_probs + log
@@ -243,11 +243,8 @@ def _add(of_columns: Tensor, whole: Tensor, adds: bool) -> None:
     whole.copy_(of_columns + whole if adds else of_columns)
 
 
-def _end_drates(whole: Tensor, coefficients: Tensor, dots: Tensor | None, vocab_size: int) -> None:
-    maximum, *_, dmean = coefficients.unbind()
-    whole.add_(dmean * maximum, alpha=vocab_size)
-    if dots is not None:
-        whole.add_(dots)
+def _end_drates(whole: Tensor, coefficients: Tensor, dots: Tensor | None) -> None:
+    whole.add_(coefficients[-1]).add_(0.0 if dots is None else dots)
 
 
 def _scatter(gradient: Tensor, ids: Tensor, values: Tensor, first: int) -> None:

@@ -20,7 +20,7 @@ to m,
 
     sum g_v z_v = sum g_v (z_v - k) + m k
 
-The left side would lose digits where all z are large.
+The left side would lose digits where all z are large. Where sum z / V is not finite, it takes the place of k.
 
 The functions at the end add the arithmetic on chunks of logits in plain PyTorch to a plan, as kernels.py adds launches.
 """
@@ -78,8 +78,8 @@ def coefficients(
     known: Moments, vocab_size: int, dentropy: Tensor | None, dsquare_sum: Tensor | None, dmean_logit: Tensor | None,
     did_log_probs: Tensor | None
 ) -> Tensor:  # fmt: skip
-    """k, log S, a, b, c and d, [6, tokens], for gradients [tokens], and of ids [tokens, ids]; None for none."""
-    a = b = c = d = torch.zeros_like(known.log_sum)  # nothing is changed in place: there may be several gradients at once
+    """k, log S, a, b, c, d and m k, [7, tokens], for gradients [tokens], and of ids [tokens, ids]; None for none."""
+    a = b = c = d = mk = torch.zeros_like(known.log_sum)  # nothing is changed in place: gradients may be several at once
     if did_log_probs is not None:
         a = a - did_log_probs.sum(-1)
     if dentropy is not None:
@@ -89,7 +89,9 @@ def coefficients(
         a = a - c * known.square_sum
     if dmean_logit is not None:
         d = dmean_logit / vocab_size
-    return torch.stack((known.maximum, known.log_sum, a, b, c, d))
+        factor = torch.where(known.mean_logit.isfinite(), known.maximum, known.mean_logit)
+        mk = torch.where(dmean_logit == 0.0, 0.0, dmean_logit * factor)
+    return torch.stack((known.maximum, known.log_sum, a, b, c, d, mk))
 
 
 def logits_of(raw: Tensor, rates: Tensor | None, options: Options) -> Tensor:
@@ -131,13 +133,13 @@ def write_gradient(
     dots: Tensor | None,
     options: Options,
 ) -> None:
-    """Writes the gradient of raw logits but for ids, which may share their memory, given coefficients [6, rows].
+    """Writes the gradient of raw logits but for ids, which may share their memory, given coefficients [7, rows].
 
     Args:
         dots: [rows], gets the sum of (z - k) times the gradient of z.
     """
     z = logits_of(logits.to(coefficients.dtype), rates, options)
-    maximum, log, a, b, c, d = coefficients.unsqueeze(2).unbind(0)  # [rows, 1] each
+    maximum, log, a, b, c, d, _ = coefficients.unsqueeze(2).unbind(0)  # [rows, 1] each
     inverse = torch.exp(-log)
     a, b, c = (a - b * log) * inverse, b * inverse, c * inverse.square()
     below = (z - maximum).clamp_min(2.0 * math.log(torch.finfo(z.dtype).tiny))  # 0 times minus infinity is no number
