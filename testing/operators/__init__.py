@@ -15,7 +15,7 @@ from .derivatives import (
     test_several_upstream_gradients_give_what_each_does,
     test_vmap_gives_what_each_call_does,
 )
-from .errors import Wide, test_fp64_is_for_the_cpu_alone, test_refused
+from .errors import Wide, test_a_tensor_that_is_not_dense_is_refused, test_fp64_is_for_the_cpu_alone, test_refused
 from .explaining import test_bytes_are_those_of_the_formula, test_explained_steps_are_those_that_are_made
 from .imports import test_every_page_is_imported_without_triton_and_a_launch_says_what_to_install
 from .registration import (
@@ -42,6 +42,7 @@ __all__ = [
     "integers",
     "only_at",
     "test_a_tangent_is_refused_by_name",
+    "test_a_tensor_that_is_not_dense_is_refused",
     "test_activation_checkpointing",
     "test_autocast",
     "test_bytes_are_those_of_the_formula",

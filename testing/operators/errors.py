@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from .case import asked, tensors_of
+from .case import Case, asked, of_function, only_at, tensors_of
 
 if TYPE_CHECKING:
     from npu_offline.plugin import Place
@@ -42,6 +42,17 @@ def refusals(table: Mapping[type[Exception], Mapping[str, Callable[[], object]]]
 def test_refused(case: Refusal) -> None:
     with pytest.raises(case.error, match=case.name):
         case.call()
+
+
+@only_at("cpu")
+@asked(of_function)
+@pytest.mark.parametrize("kind", ["nested", "sparse"])
+def test_a_tensor_that_is_not_dense_is_refused(npu_place: Place, case: Case, kind: str) -> None:
+    given = case.draw().tensors
+    for at, tensor in enumerate(given):
+        other = torch.nested.nested_tensor([tensor, tensor]) if kind == "nested" else tensor.to_sparse()
+        with pytest.raises(TypeError, match=f" is .*{kind}.* and must be a dense tensor"):
+            case.function(*given[:at], other, *given[at + 1 :])
 
 
 @asked(table="WIDE")

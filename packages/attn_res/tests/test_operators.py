@@ -131,9 +131,10 @@ def wide(*shape):
 WRITES = frozenset({"test_vmap_gives_what_each_call_does", "test_forward_mode_is_that_of_the_definition"})
 # Of results with statistics of blocks that do not count, which are memory without a value on a GPU.
 COMPARED = frozenset({"test_operators_are_registered_properly"})
+UNBINDS = frozenset({"test_a_tensor_that_is_not_dense_is_refused"})  # or clones, before the call
 CASES = (
     Case("attn_res", partial(attn_res, rms_eps=EPS), stacked, formula, saved=(3, 6, 6, 8, 8, 48)),
-    Case("a list", listed, lambda n: ((5, n, 8), *WEIGHTS), formula),
+    Case("a list", listed, lambda n: ((5, n, 8), *WEIGHTS), formula, without=UNBINDS),
     Case("one block", listed, lambda n: ((1, n, 8), *WEIGHTS), formula, option=True),
     Case("normalised", lambda *w: attn_res(*w, EPS, -0.7)[:2], lambda n: (*stacked(n), (8,)), normalised, option=True),
     Case("alpha", partial(listed, return_weights=True), stacked, option=True),
@@ -145,8 +146,8 @@ CASES = (
     Case("bank", banked, of_bank, banked_formula),
     Case("blocks counted on the device", counted, lambda n: (*of_bank(n), torch.tensor(2)), without=COMPARED),
     Case("no blocks", partial(banked, n_blocks=0), of_frozen_bank, partial(banked_formula, n_blocks=0), option=True),
-    Case("written", written, of_frozen_bank, banked_formula, without=WRITES),
-    Case("written without gradients", written, untrained_bank),
+    Case("written", written, of_frozen_bank, banked_formula, without=WRITES | UNBINDS),
+    Case("written without gradients", written, untrained_bank, without=UNBINDS),
     Case("keys", attn_res_keys, lambda n: ((n, 3, 8), (n, 8), (2, 8)), keys_formula),
     Case("module", module, stacked, formula),
 )

@@ -133,7 +133,11 @@ def attn_res_bank(
 
 def _with_blocks(call: Forward, bank: Any, n_blocks: int | Tensor | None) -> Forward:
     """The record with the blocks of a bank that count, all where the number is None or on the device."""
-    blocks = [bank.movedim(-2, 0)] if call.stacked and bank.dim() > 1 else [bank] if call.stacked else bank
+    if call.stacked:
+        is_split = bank.dim() > 1 and bank.layout is torch.strided and not bank.is_nested
+        blocks = [bank.movedim(-2, 0) if is_split else bank]
+    else:
+        blocks = bank
     if n_blocks is None or isinstance(n_blocks, Tensor):
         return call._replace(blocks=blocks, n_blocks=count_blocks(blocks, stacked=call.stacked))
     return call._replace(blocks=blocks if call.stacked else blocks[:n_blocks], n_blocks=n_blocks)

@@ -40,7 +40,7 @@ def as_blocks(blocks: Any) -> Any:
 def count_blocks(blocks: Any, *, stacked: bool) -> int:
     """How many blocks there are, stacked or listed; 0 of what the checks will refuse."""
     if stacked:
-        return blocks[0].shape[0] if blocks[0].dim() else 0
+        return blocks[0].shape[0] if blocks[0].dim() and not blocks[0].is_nested else 0
     return len(blocks) if isinstance(blocks, (list, tuple)) else 0
 
 
@@ -57,8 +57,9 @@ def check_phase1(
     """The arguments of `attn_res_phase1`; returns one block, or all of them stacked, rms_eps and scale."""
     first = check_blocks(blocks, stacked)
     width = first.shape[-1]
-    n_layers = queries.shape[0] if isinstance(queries, Tensor) and queries.dim() == 2 else 0
-    if isinstance(queries, Tensor) and not n_layers:
+    arguments.floating("queries", queries)
+    n_layers = queries.shape[0] if queries.dim() == 2 else 0
+    if not n_layers:
         raise ValueError(f"queries has shape {tuple(queries.shape)} and must have shape (S, {width}) with S at least 1.")
     arguments.parameter("queries", queries, ((n_layers, width),), first, "the residuals'")
     arguments.parameter("rms_weight", rms_weight, ((width,), (n_layers, width)), first, "the residuals'")
@@ -195,8 +196,8 @@ def check_blocks(blocks: Any, stacked: bool) -> Tensor:
     arguments.rows("residuals[0]", first)
     shape, dtype, device = first.shape, first.dtype, first.device
     for i, block in enumerate(blocks):
-        is_alike = isinstance(block, Tensor) and block.shape == shape and block.dtype == dtype and block.device == device
-        if not is_alike:
+        is_dense = isinstance(block, Tensor) and block.layout is torch.strided and not block.is_nested
+        if not (is_dense and block.shape == shape and block.dtype == dtype and block.device == device):
             check_like(f"residuals[{i}]", block, shape, dtype, first, of="residuals[0]'s")
     return first
 

@@ -271,7 +271,7 @@ def check_table(indices: Tensor, weight: Tensor, row_scales: Tensor | None, dtyp
         arguments.floating("weight", weight)
     else:
         arguments.tensor("weight", weight)
-        if weight.layout is not torch.strided:
+        if weight.layout is not torch.strided or weight.is_nested:
             arguments.refuse_layout("weight", weight)
         if weight.dtype not in FROZEN:
             raise TypeError(

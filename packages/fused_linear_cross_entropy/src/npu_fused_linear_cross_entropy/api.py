@@ -152,7 +152,7 @@ def fused_linear_cross_entropy(
         chunk_tokens=chunk_tokens,
         memory_budget=memory_budget,
         sequence_parallel=sequence_parallel,
-        vocab_size=weight.shape[0] if isinstance(weight, Tensor) and weight.dim() else 0,
+        vocab_size=weight.shape[0] if isinstance(weight, Tensor) and weight.dim() and not weight.is_nested else 0,
     )
     is_plain = token_weight is None and counted_tokens is None and weight_grad is None and adapter is None
     is_whole = process_group is None and vocab_range is None and vocab_size is None
@@ -337,7 +337,7 @@ def causal_lm_loss(
 
     Source: transformers, `loss/loss_utils.py`, ForCausalLMLoss.
     """
-    arguments.tensor("hidden_states", hidden_states)
+    arguments.dense("hidden_states", hidden_states)
     device = hidden_states.device
     if num_items_in_batch is not None and not isinstance(num_items_in_batch, Tensor):
         number = arguments.number("num_items_in_batch", num_items_in_batch, least=0)
@@ -409,6 +409,7 @@ def _shifted(name: str, values: Tensor, shift: int, ending: int) -> Tensor:
     """Values [..., T]: for each token that `shift` places later; past the last one the ending."""
     if not shift:
         return values
+    arguments.dense(name, values)
     if not values.dim():
         raise ValueError(f"{name} has shape () and must have shape (..., T) where labels are shifted.")
     return torch.nn.functional.pad(values, (0, shift), value=ending)[..., shift:]

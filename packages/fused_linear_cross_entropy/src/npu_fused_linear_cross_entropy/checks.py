@@ -99,7 +99,7 @@ def checked_options(weight: Tensor, part: Part, options: _Checked) -> _Checked:
 
     Checked options are remembered: every training step passes the same.
     """
-    arguments.tensor("weight", weight)
+    arguments.dense("weight", weight)
     key: Hashable = None
     if not torch.compiler.is_compiling():
         group, vocab_range, size = part
@@ -208,7 +208,7 @@ def check_weight_grad(weight_grad: Tensor | None, weight: Tensor, accum_dtype: t
 
 def autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """The operands of a linear layer as autocast casts them; all as they are where x is fp64, which it leaves."""
-    arguments.tensor("x", x)
+    arguments.dense("x", x)
     arguments.tensor("bias", bias, or_none=True)
     if not is_autocast(x) or x.dtype == torch.float64:
         return x, weight, bias

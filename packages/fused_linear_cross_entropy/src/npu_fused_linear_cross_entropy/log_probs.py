@@ -104,7 +104,7 @@ def linear_log_probs(
     is_plain = target is not None and ids is None and counted_tokens is None and weight_grad is None and adapter is None
     is_plain = is_plain and kept is None and top_k is None and type(temperature) is float and temperature == 1.0
     is_plain = is_plain and not (return_square_sum or return_mean_logit or return_is_top or batch_invariant)
-    is_whole = process_group is None and vocab_range is None and vocab_size is None and isinstance(weight, Tensor)
+    is_whole = process_group is None and vocab_range is None and vocab_size is None
     if is_plain and is_whole and not (isinstance(x, Tensor) and is_autocast(x)):
         options = Options(
             ignore_index=ignore_index,
@@ -116,7 +116,7 @@ def linear_log_probs(
             chunk_tokens=chunk_tokens,
             memory_budget=memory_budget,
             sequence_parallel=sequence_parallel,
-            vocab_size=weight.shape[0] if weight.dim() else 0,
+            vocab_size=weight.shape[0] if isinstance(weight, Tensor) and weight.dim() and not weight.is_nested else 0,
         )
         known = loss_again(x, weight, target, bias, None, options)
         if known is not None:

@@ -25,10 +25,17 @@ def tensor(name: str, value: Any, *, or_none: bool = False) -> None:
         raise TypeError(f"{name} is a {type(value).__name__} and must be a tensor{_or_none(or_none)}.")
 
 
+def dense(name: str, value: Any) -> None:
+    """A dense tensor."""
+    tensor(name, value)
+    if value.layout is not torch.strided or value.is_nested:
+        refuse_layout(name, value)
+
+
 def floating(name: str, value: Any) -> None:
     """A dense tensor of a dtype that there are kernels for; fp64 too where plain PyTorch serves it."""
     tensor(name, value)
-    if value.layout is not torch.strided:
+    if value.layout is not torch.strided or value.is_nested:
         refuse_layout(name, value)
     if value.dtype in DTYPES:
         return
@@ -40,7 +47,7 @@ def floating(name: str, value: Any) -> None:
 
 def rows(name: str, value: Any) -> None:
     """A floating tensor [..., D]."""
-    if not isinstance(value, Tensor) or value.dtype not in DTYPES or value.layout is not torch.strided:
+    if not isinstance(value, Tensor) or value.dtype not in DTYPES or value.layout is not torch.strided or value.is_nested:
         floating(name, value)
     if value.dim() == 0 or value.shape[-1] == 0:
         raise ValueError(f"{name} has shape {tuple(value.shape)} and must have a last dimension of at least 1.")
@@ -48,7 +55,7 @@ def rows(name: str, value: Any) -> None:
 
 def dtype(name: str, value: Tensor, *allowed: torch.dtype) -> None:
     """A dense tensor of one of some dtypes."""
-    if value.layout is not torch.strided:
+    if value.layout is not torch.strided or value.is_nested:
         refuse_layout(name, value)
     if value.dtype not in allowed:
         raise TypeError(f"{name} is {value.dtype} and must be {' or '.join(map(str, allowed))}.")
@@ -63,7 +70,7 @@ def parameter_dtype(name: str, value: Tensor, like: Tensor, of: str) -> None:
 
 def shape(name: str, value: Tensor, *allowed: Sequence[int]) -> None:
     """A dense tensor of one of some shapes."""
-    if value.layout is not torch.strided:
+    if value.layout is not torch.strided or value.is_nested:
         refuse_layout(name, value)
     if value.shape not in allowed and all(tuple(value.shape) != tuple(one) for one in allowed):
         named = " or ".join(str(tuple(one)) for one in allowed)
@@ -84,7 +91,7 @@ def parameter(
         return
     if not isinstance(value, Tensor):
         tensor(name, value, or_none=or_none)
-    if value.layout is not torch.strided:
+    if value.layout is not torch.strided or value.is_nested:
         refuse_layout(name, value)
     if value.shape not in shapes or value.dtype != like.dtype or value.device != like.device:
         shape(name, value, *shapes)
@@ -168,7 +175,7 @@ def pair(name: str, value: Any, of: str) -> tuple[Tensor, Tensor]:
 
 def refuse_layout(name: str, value: Tensor) -> NoReturn:
     """Raises TypeError for a tensor that is not dense."""
-    raise TypeError(f"{name} is {value.layout} and must be a dense tensor.")
+    raise TypeError(f"{name} is {'nested' if value.is_nested else value.layout} and must be a dense tensor.")
 
 
 def _is_number(value: Any) -> TypeGuard[Real]:

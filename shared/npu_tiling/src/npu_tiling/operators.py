@@ -125,7 +125,7 @@ class Operator:
             key = self._key(*arguments)
             if (check, key) not in self._approved:
                 return None
-        except (AttributeError, TypeError):  # an argument of a wrong type: the check will say so
+        except (AttributeError, RuntimeError, TypeError, ValueError):  # a wrong type or layout: the check will say so
             return None
         if torch.is_grad_enabled() and needs_gradient(arguments[: self._n_tensors]):
             return self._record(self._without_gradient(key), *arguments)

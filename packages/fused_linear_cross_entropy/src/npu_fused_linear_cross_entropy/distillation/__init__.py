@@ -157,7 +157,7 @@ def linear_distillation_loss(
         chunk_tokens=chunk_tokens,
         memory_budget=memory_budget,
         sequence_parallel=sequence_parallel,
-        vocab_size=weight.shape[0] if isinstance(weight, Tensor) and weight.dim() else 0,
+        vocab_size=weight.shape[0] if isinstance(weight, Tensor) and weight.dim() and not weight.is_nested else 0,
     )
     is_plain = token_weight is None and counted_tokens is None and weight_grad is None and adapter is None
     is_whole = process_group is None and vocab_range is None and vocab_size is None
