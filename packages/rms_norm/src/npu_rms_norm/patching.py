@@ -378,7 +378,8 @@ class _Probe:
 
     def _in_every_mode(self, x: Tensor, weight: Tensor | None, gate: Tensor | None) -> Tensor | None:
         """What the module returns, with gradients and without, in training and in evaluation; None where that differs."""
-        modes = (contextlib.nullcontext, torch.no_grad, torch.inference_mode, partial(torch.autocast, "cpu", torch.bfloat16))
+        autocast = partial(torch.autocast, "cpu", torch.bfloat16)
+        modes: tuple[Any, ...] = (contextlib.nullcontext, torch.no_grad, torch.inference_mode, autocast)
         theirs = self._original(x, weight, gate)
         for training, mode in itertools.product((True, False), modes):
             with mode():
@@ -390,7 +391,7 @@ class _Probe:
     def _is_by_rows(self, variant: Variant, dtypes: Dtypes, eps: str, weight: str | None) -> bool:
         """Whether the same is computed of tensors of other shapes and lengths, where the module takes them."""
         x, factor, gate = self._numbers(dtypes)
-        rows, gates = (None if each is None else each.reshape(-1, self._width) for each in (x, gate))
+        rows, gates = x.reshape(-1, self._width), None if gate is None else gate.reshape(-1, self._width)
         many = max(_MANY_NUMBERS // self._width, 1024)
         for leading in ((-1,), (3, 2, -1), (1, 1), (1, -1), (-1, 1), (1, many), (many, 1), (0,), (1, 0)):
             few, shape = prod(leading), (*leading, self._width)
