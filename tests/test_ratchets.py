@@ -14,8 +14,8 @@ from tools.workspace import ROOT, read_packages
 
 # Of the sources of a package: files, lines, and of an operator the share of its lines that is device code, in hundredths.
 MOST = {
-    "npu_tiling": (20, 5879, 0),
-    "rms_norm": (23, 5151, 17),
+    "npu_tiling": (20, 5919, 0),
+    "rms_norm": (23, 5152, 17),
     "embedding": (22, 5536, 28),
     "attn_res": (29, 7136, 21),
     "fused_linear_cross_entropy": (41, 10480, 16),

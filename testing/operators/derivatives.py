@@ -103,7 +103,17 @@ _SECOND: tuple[Callable[[Callable[[Tensor], Tensor], Tensor], object], ...] = ( 
     lambda f, x: torch.func.grad(lambda x: torch.func.grad(f)(x).square().sum())(x),
     lambda f, x: torch.func.jacrev(torch.func.grad(f))(x),
     lambda f, x: torch.autograd.functional.hvp(f, x, torch.ones_like(x)),
+    lambda f, x: torch.func.jacrev(torch.func.jacrev(f))(x),
+    lambda f, x: torch.autograd.functional.hessian(f, x, vectorize=True),
+    lambda f, x: torch.autograd.grad(_several(f, y := x.detach().requires_grad_()).sum(), y),
 )
+
+
+def _several(function: Callable[[Tensor], Tensor], leaf: Tensor) -> Tensor:
+    """Gradients of a leaf for two upstream gradients at once."""
+    value = function(leaf)
+    upstream = torch.stack([value, 2 * value]).detach()
+    return torch.autograd.grad(value, leaf, upstream, is_grads_batched=True, create_graph=True)[0]
 
 
 @only_at(*DEVICES)

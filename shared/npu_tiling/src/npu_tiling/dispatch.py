@@ -57,6 +57,7 @@ Function = torch.autograd.function._SingleLevelFunction
 
 # Whether a tensor stands for several upstream gradients, those of `torch.autograd.grad(..., is_grads_batched=True)`.
 is_batched: Callable[[Tensor], bool] = _private("_C._functorch.is_legacy_batchedtensor", lambda tensor: True)
+_is_one_of_several: Callable[[Tensor], bool] = _private("_C._functorch.is_legacy_batchedtensor", lambda tensor: False)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -340,6 +341,7 @@ class OperatorLibrary:
         self._library = torch.library.Library(namespace, "DEF")
         self._implementations: dict[str, Callable[..., Any]] = {}
         self._forward_mode: dict[str, bool] = {}
+        self._gradients: set[str] = set()
         self._direct: dict[str, Callable[..., Any]] = {}  # what is called where the dispatcher is bypassed
         self._dispatched: dict[str, Callable[..., Any]] = {}  # the dispatcher's calls
 
@@ -384,7 +386,7 @@ class OperatorLibrary:
             count_flops(self._operator(name), flops)
         if batched is not None:
             for key in ("FuncTorchBatched", "Batched"):
-                self._library.impl(name, _plain(batched), key)
+                self._library.impl(name, functools.partial(self._with_several, name, batched), key)
 
     def compose(self, schema: str, function: Callable[..., Any]) -> None:
         """Register what is made of other operators, and may return views of its arguments.
@@ -421,17 +423,15 @@ class OperatorLibrary:
 
     def gradient(self, name: str) -> None:
         """Say that the operator is a gradient: to differentiate it again is an error and not a silent zero."""
-
         self.autograd(name, functools.partial(self.not_differentiable, name))
+        self._gradients.add(name)
 
     def not_differentiable(self, name: str, run: Callable[..., Any], *arguments: Any) -> Any:
         """run(*arguments), gradients: to differentiate them is an error that names an operator, and not a silent zero."""
-        if not needs_gradient(arguments):
-            return run(*arguments)
-        leaves, structure = tree_flatten(arguments)
-        results = _Results()
-        flat = apply(_Gradient, run, f"{self._namespace}::{name}", structure, results, *leaves)
-        return tree_unflatten(flat, results.structure)
+        if any(is_mapped(tensor) or _is_one_of_several(tensor) for tensor in _tensors(arguments)):
+            outer = [tensor for tensor in _tensors(arguments) if tensor.requires_grad]
+            return _refused_by_outer_levels(f"{self._namespace}::{name}", run(*arguments), outer)
+        return _not_differentiable(f"{self._namespace}::{name}", run, *arguments)
 
     def __call__(self, name: str, *arguments: Any) -> Any:
         """Call an operator, all of its arguments in order: a gradient too, from the backward of an autograd function."""
@@ -481,6 +481,13 @@ class OperatorLibrary:
                         given.copy_(used)
         return results
 
+    def _with_several(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Compute an operator in plain PyTorch, which outer levels of torch.func record."""
+        with plain_pytorch():
+            results = function(*arguments)
+        is_gradient = name in self._gradients
+        return _refused_by_outer_levels(f"{self._namespace}::{name}", results, []) if is_gradient else results
+
     def _with_tangents(self, name: str, *arguments: Any) -> Any:
         if not self._forward_mode[name]:
             raise NotImplementedError(
@@ -494,12 +501,13 @@ class OperatorLibrary:
         return getattr(getattr(torch.ops, self._namespace), name)
 
 
-def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*arguments: Any) -> Any:
-        with plain_pytorch():
-            return function(*arguments)
-
-    return run
+def _not_differentiable(name: str, run: Callable[..., Any], *arguments: Any) -> Any:
+    if not needs_gradient(arguments):
+        return run(*arguments)
+    leaves, structure = tree_flatten(arguments)
+    results = _Results()
+    flat = apply(_Gradient, run, name, structure, results, *leaves)
+    return tree_unflatten(flat, results.structure)
 
 
 class _Results:
@@ -519,3 +527,35 @@ class _Gradient(Function):
     @staticmethod
     def backward(ctx, *gradients):  # type: ignore[no-untyped-def]
         raise NotImplementedError(f"{ctx.name} is a gradient and has none itself: there is no second derivative.")
+
+
+# Gradients for several upstream gradients at once are computed in plain PyTorch, which autograd records, and the levels of
+# torch.func below that of vmap: they would be differentiated as if what the forward saved were constant. So a copy of each
+# is taken by an operator that PyTorch calls at those levels, where it is a gradient.
+_LIBRARY = OperatorLibrary("npu_tiling")
+_LIBRARY.define(
+    "gradient(Tensor value, Tensor source, str of) -> Tensor",
+    lambda value, source, of: value.clone(),
+    lambda value, source, of: torch.empty_like(value),
+    forward_mode=True,
+)
+_LIBRARY.autograd("gradient", lambda run, value, source, of: _not_differentiable(of, run, value, source, of))
+torch.library.register_vmap(
+    "npu_tiling::gradient",
+    lambda info, dims, value, source, of: (torch.ops.npu_tiling.gradient(value, source, of), dims[0]),
+    lib=_LIBRARY._library,
+)
+
+
+def _refused_by_outer_levels(name: str, results: Any, sources: Sequence[Tensor]) -> Any:
+    """Gradients, to differentiate which is an error that names the operator, as far as they or the sources depend on it."""
+    if not torch.is_grad_enabled():
+        return results
+
+    def refused(result: Any) -> Any:
+        if isinstance(result, Tensor):
+            for source in (result, *sources):
+                result = torch.ops.npu_tiling.gradient(result, source, name)
+        return result
+
+    return tree_map(refused, results)
