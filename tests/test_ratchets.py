@@ -18,7 +18,7 @@ MOST = {
     "rms_norm": (23, 5152, 17),
     "embedding": (22, 5536, 28),
     "attn_res": (29, 7136, 21),
-    "fused_linear_cross_entropy": (41, 10480, 16),
+    "fused_linear_cross_entropy": (41, 10481, 16),
 }
 MOST_PARAMETERS = 36  # of a kernel, or of a function that kernels call
 WANTED_PARAMETERS, MOST_ABOVE = 26, 19  # how many functions have more

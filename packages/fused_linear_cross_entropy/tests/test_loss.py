@@ -206,6 +206,15 @@ def test_gradients_become_the_leaves_own(device):
     assert weight.grad.data_ptr() == address
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_class_weights_of_another_dtype_and_stride(device, dtype, reduction):
+    case = losses.make(19, 32, 123, class_weight=True, label_smoothing=0.1, reduction=reduction)
+    wide = case.class_weight.to(dtype).repeat_interleave(2)[::2]
+    case = losses.dataclasses.replace(case, class_weight=wide)
+    losses.check(case, losses.run(case, device.torch))
+
+
 @pytest.mark.uncollected("kernels to compile", lambda place, budget: place == "emulated" and budget)
 @pytest.mark.parametrize("budget", [None, 30_000])
 def test_equal_inputs_give_equal_bits(device, budget):

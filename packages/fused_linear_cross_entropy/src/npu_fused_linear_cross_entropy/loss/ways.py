@@ -82,8 +82,11 @@ class Loss:
         self.tiling = tiling = choose(shape)
         self.head = Head(p, call, layer, tiling)
         self.targets: TargetGradients | None = None
-        self._facts_of(call)
         self._bias, self._class_weight = p.contiguous(call.bias), p.contiguous(call.class_weight)
+        if p.chip is not None and self._class_weight is not None and self._class_weight.dtype == torch.float64:
+            made = Empty(self._class_weight.shape, torch.float32)
+            self._class_weight = p.torch(torch.Tensor.float, self._class_weight, makes=made)  # kernels read no fp64
+        self._facts_of(call)
 
     def _facts_of(self, call: Any) -> None:
         """Facts of the targets, with divisors of single tokens as factors of their losses and gradients."""
@@ -95,10 +98,8 @@ class Loss:
             divisor, self._row_options = None, self.options._replace(reduction="none")
         self._gradient_factors = self._factors
         scale = tiling.dweight_scale if tiling.shape.unfinished else None
-        target, class_weight = flat(p, call.target), call.class_weight
-        if p.chip is not None:
-            class_weight = p.contiguous(class_weight)
-        self.facts = self.steps.target_facts(p, target, class_weight, divisor, self._row_options, tiling.exact, scale)
+        given = (flat(p, call.target), self._class_weight, divisor)
+        self.facts = self.steps.target_facts(p, *given, self._row_options, tiling.exact, scale)
         self.unfinished = self.facts.unfinished
         if self._factors is not None and self.unfinished is not None:
             # As class weights are, and with them: see `write_target_facts` in reference.py.
