@@ -49,6 +49,15 @@ def test_the_prefix_is_updated_in_place(device):
     assert wide._version > version
 
 
+def test_blocks_that_do_not_count_may_require_gradients_beside_a_prefix_that_is_updated(device):
+    bank, prefix, x, *weights = banks.tensors(device, bank=torch.float32)
+    expected = attn_res_bank([], 0, prefix, *weights, layer_output=x)
+    blocks = [block.contiguous().requires_grad_() for block in bank[:, :3].unbind(1)]
+    found = attn_res_bank(blocks, 0, prefix, *weights, layer_output=x, in_place=True)
+    assert found.prefix is prefix and torch.equal(prefix, expected.prefix)
+    assert torch.equal(found.output, expected.output) and not found.output.requires_grad
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("counted", [False, True], ids=["int", "on the device"])
 def test_gradients_of_layers_that_fill_one_bank(device, counted):

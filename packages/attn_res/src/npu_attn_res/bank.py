@@ -112,7 +112,8 @@ def attn_res_bank(
         replaces = in_place and layer_output is not None  # the prefix, by its sum with the layer's output
         options = (("append", bank, append), ("in_place", prefix, replaces))
         written = {name: tensor for name, tensor, is_set in options if is_set and isinstance(tensor, Tensor)}
-        recorded = len(written) > 0 and needs_gradient((bank, prefix, layer_output, *weights))
+        read = bank[:n_blocks] if isinstance(bank, (list, tuple)) and isinstance(n_blocks, int) else bank
+        recorded = len(written) > 0 and needs_gradient((read, prefix, layer_output, *weights))
         if recorded and not torch.compiler.is_compiling():
             check_written(written)
         if is_distributed((bank, prefix, layer_output, *weights)):
