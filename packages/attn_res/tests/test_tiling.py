@@ -101,7 +101,7 @@ def test_programs_that_share_a_token_have_all_of_it(kind, width, n_sources):
         constants = tiling.constants
         assert constants["PER_TILE"] * constants["TILES"] >= n_sources
         assert constants["PER_TILE"] <= constants["BLOCK_N"]
-        assert constants["BLOCK_D"] * constants["SHARE"] // constants["TILES"] >= width
+        assert -(-width // constants["BLOCK_D"]) * constants["TILES"] == tiling.cooperating  # as the kernel takes it
         assert constants["BLOCK_D"] >= constants["VECTOR"] * tiling.warps * 32  # all warps side by side
         for n_tokens in (1, 7, 10**6):
             grid = tiling.grid(n_tokens)

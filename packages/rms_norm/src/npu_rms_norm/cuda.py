@@ -602,7 +602,7 @@ class CudaTiling(RowTiling):
         """`tl.constexpr` parameters."""
         sizes: dict[str, object] = {"N": self.shape.width, "BLOCK_N": self.columns, "ORDER": self.order}
         if self.kernel == "shared":
-            sizes |= {"SHARE": self.share, "PARTS": power_of_two(self.share), "STAGES": 2}
+            sizes["PARTS"] = power_of_two(self.share)
         elif self.kernel == "rows":
             sizes["M"] = self.rows
         return {**sizes, **self.shape.formula_constants}

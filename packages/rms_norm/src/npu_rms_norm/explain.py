@@ -30,9 +30,7 @@ NAMES = {
     "WEIGHTED": "what the weighted row is rounded to",
     "ACTIVATION": "of the gate; empty: there is none",
     "GATE_FIRST": "x is gated, and not the norm",
-    "STAGES": "rows under way",
-    "SHARE": "programs that share a row",
-    "PARTS": "SHARE, padded to a power of two",
+    "PARTS": "programs that share a row, padded to a power of two",
 }
 """What sizes and flags of the kernels are."""
 

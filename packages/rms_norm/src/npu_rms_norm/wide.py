@@ -315,9 +315,10 @@ def backward_wide_kernel(
 @triton.jit
 def finish_row(
     p_dx, p_dsum, p_words, b_n, b_g, rstd, i_row, n_inner, s_dx_outer, s_dx_inner, s_dsum_outer, s_dsum_inner, i_col,
-    N: tl.constexpr, SHARE: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr, ORDER: tl.constexpr
+    N: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, ORDER: tl.constexpr
 ):  # fmt: skip
     """Stores dx of a row, once all programs of the group have published their parts of mean(g n)."""
+    SHARE: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     i_outer, i_inner, _ = row_position(i_row, 0, n_inner, ORDER)
     o_part = tl.arange(0, PARTS)
     b_part = collect(p_words + tl.cast(i_row, tl.int64) * SHARE + tl.minimum(o_part, SHARE - 1), 1)  # [PARTS]
@@ -337,11 +338,11 @@ def backward_shared_kernel(
     n_outer, n_inner,
     s_dy_outer, s_dy_inner, s_dsum_outer, s_dsum_inner, s_x_outer, s_x_inner, s_dx_outer, s_dx_inner,
     offset,
-    N: tl.constexpr, SHARE: tl.constexpr, PARTS: tl.constexpr,  # PARTS: a power of two, >= SHARE
-    BLOCK_N: tl.constexpr, STAGES: tl.constexpr, ORDER: tl.constexpr,  # SHARE * BLOCK_N >= N
-    NORMALISED: tl.constexpr, FACTORS: tl.constexpr,
+    N: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr,  # PARTS: a power of two, >= SHARE
+    ORDER: tl.constexpr, NORMALISED: tl.constexpr, FACTORS: tl.constexpr,
 ):  # fmt: skip
     """dx of rows that SHARE programs hold together, and partial sums of dw."""
+    SHARE: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     n_rows = n_inner
     if ORDER == "groups":
         n_rows = n_outer * n_inner
@@ -354,7 +355,7 @@ def backward_shared_kernel(
     # n, g and rstd of the previous row: its dx waits for the parts of the other programs.
     b_last_n, b_last_g = tl.zeros([1, BLOCK_N], tl.float32), tl.zeros([1, BLOCK_N], tl.float32)
     last_rstd = 0.0
-    for i_row in tl.range(i_group, n_rows, n_groups, num_stages=STAGES):
+    for i_row in tl.range(i_group, n_rows, n_groups, num_stages=2):
         i_outer, i_inner, _ = row_position(i_row, 0, n_inner, ORDER)
         b_x = load_columns(row_at(p_x, s_x_outer, s_x_inner, i_outer, i_inner), i_col, N, BLOCK_N, "")
         b_g = load_columns(row_at(p_dy, s_dy_outer, s_dy_inner, i_outer, i_inner), i_col, N, BLOCK_N, "")
@@ -369,13 +370,13 @@ def backward_shared_kernel(
         if i_row >= n_groups:
             finish_row(
                 p_dx, p_dsum, p_words, b_last_n, b_last_g, last_rstd, i_row - n_groups, n_inner, s_dx_outer, s_dx_inner,
-                s_dsum_outer, s_dsum_inner, i_col, N, SHARE, PARTS, BLOCK_N, ORDER
+                s_dsum_outer, s_dsum_inner, i_col, N, BLOCK_N, PARTS, ORDER
             )  # fmt: skip
         b_last_n, b_last_g, last_rstd = b_n, b_g, rstd
     i_last = i_group + (n_rows - 1 - i_group) // n_groups * n_groups  # tiling makes no more groups than rows
     finish_row(
         p_dx, p_dsum, p_words, b_last_n, b_last_g, last_rstd, i_last, n_inner, s_dx_outer, s_dx_inner, s_dsum_outer,
-        s_dsum_inner, i_col, N, SHARE, PARTS, BLOCK_N, ORDER
+        s_dsum_inner, i_col, N, BLOCK_N, PARTS, ORDER
     )  # fmt: skip
     if p_dw is not None:
         store_partial(p_dw, b_dw, i_group, o_col, N, N % BLOCK_N == 0)

@@ -66,7 +66,7 @@ def _functions(file: Path) -> dict[str, ast.FunctionDef]:
 
 _SHORTEST = 1e-6  # seconds: no launch takes less, so a shorter time for its bytes says nothing
 _PARTIALS = "p_partials"  # the first parameter of every kernel that adds partial sums
-_BLOCK = re.compile(r"BLOCK|CHUNK|ROWS|STAGES|SHARE|^[GM]$")  # in the name of a size that the tiling chooses
+_BLOCK = re.compile(r"BLOCK|CHUNK|ROWS|STAGES|^[GM]$")  # in the name of a size that the tiling chooses
 _NAMES = {"contiguous": "copy", "clone": "copy", "to": "copy", "zero": "zeros"}
 # Functions for products that a plan calls: they take left, right and result, and perhaps by what the result is multiplied.
 _PRODUCTS = {"mm", "mm_wide", "addmm", "addmm_wide", "widened", "multiply_pieces"}

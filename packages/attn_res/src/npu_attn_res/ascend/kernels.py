@@ -83,12 +83,12 @@ def append_rows(
 @triton.jit
 def forward_tiles(
     p_v, p_table, p_output_rms_weight, p_h, p_y, p_score, p_rstd, p_lse, p_norm_rstd, p_count, p_prefix, p_x, p_new_prefix,
-    p_append, b_g, i_first, i_end, n_step, n_blocks, n_tokens, s_block, s_token, eps, norm_eps, max_blocks, s_prefix, s_x,
-    s_new_prefix, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BY_TOKEN: tl.constexpr,
+    p_append, b_g, i_first, n_blocks, n_tokens, s_block, s_token, eps, norm_eps, max_blocks, s_prefix, s_x, s_new_prefix,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
-    """Tiles i_first, i_first + n_step, ... before i_end, with the highest score so far as the reference."""
+    """A program's tiles from i_first on, with the highest score so far as the reference."""
     n_sources = max_blocks if p_prefix is None else max_blocks + 1
-    for i_tile in tl.range(i_first, i_end, n_step):
+    for i_tile in tl.range(i_first, tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0)):
         i_token = i_tile.to(tl.int64) * BLOCK_M
         n_left = (n_tokens - i_token).to(tl.int32)
         if p_prefix is None:
@@ -134,9 +134,8 @@ def attn_res_forward_kernel(
     n_blocks = count_blocks(p_count, max_blocks)
     forward_tiles(
         p_v, p_table, p_output_rms_weight, p_h, p_y, p_score, p_rstd, p_lse, p_norm_rstd, p_count, p_prefix, p_x,
-        p_new_prefix, p_append, b_g, tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0),
-        n_blocks, n_tokens, s_block, s_token, eps, norm_eps, max_blocks, s_prefix, s_x, s_new_prefix,
-        D, BLOCK_M, BLOCK_D, BY_TOKEN,
+        p_new_prefix, p_append, b_g, tl.program_id(0), n_blocks, n_tokens, s_block, s_token, eps, norm_eps, max_blocks,
+        s_prefix, s_x, s_new_prefix, D, BLOCK_M, BLOCK_D, BY_TOKEN,
     )  # fmt: skip
 
 
@@ -236,8 +235,7 @@ def attn_res_forward_prefetch_kernel(
         s_stored = s_prefix if p_x is None else s_new_prefix
         forward_tiles(
             p_v, p_table, p_output_rms_weight, p_h, p_y, None, None, p_lse, p_norm_rstd, None, p_stored, None, None, None,
-            b_g, i_again, n_tiles, tl.num_programs(0),
-            n_blocks, n_tokens, s_block, s_token, eps, norm_eps, max_blocks, s_stored, 0, 0,
+            b_g, i_again, n_blocks, n_tokens, s_block, s_token, eps, norm_eps, max_blocks, s_stored, 0, 0,
             D, BLOCK_M, BLOCK_D, BY_TOKEN,
         )  # fmt: skip
 

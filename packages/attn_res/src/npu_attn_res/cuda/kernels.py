@@ -386,17 +386,18 @@ def attn_res_backward_shared_kernel(
     needed: tl.int64,
     D: tl.constexpr,
     PER_TILE: tl.constexpr, TILES: tl.constexpr,  # max_blocks <= PER_TILE * TILES
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,  # a program's tile: BLOCK_N >= PER_TILE, SHARE * BLOCK_D >= D * TILES
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,  # a program's tile: BLOCK_N >= PER_TILE
     VECTOR: tl.constexpr,  # adjacent columns of a thread: warps divide columns; a thread has the same ones of every source
-    STAGES: tl.constexpr, SHARE: tl.constexpr,
+    STAGES: tl.constexpr,
     PARTS: tl.constexpr,  # a power of two, >= SHARE
     ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Gradients of sources and prefix, and partial sums of dg, the gradient of query * rms_weight.
 
-    Programs share a token and exchange parts of the products <dh, v_i>.
+    SHARE programs have a token and exchange parts of the products <dh, v_i>.
     """
-    PROGRAMS: tl.constexpr = SHARE // TILES  # of a tile
+    PROGRAMS: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D  # of a tile
+    SHARE: tl.constexpr = PROGRAMS * TILES
     N_WORDS: tl.constexpr = BLOCK_N + (p_prefix is not None)
     n_groups = tl.num_programs(0) // SHARE
     i_group = tl.program_id(0) // SHARE

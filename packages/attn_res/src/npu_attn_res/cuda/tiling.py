@@ -194,7 +194,6 @@ class CudaTiling(TokenTiling):
             "BLOCK_N": self.block_n,
             "STAGES": self.stages,
             "HELD": self.way is Way.IN_REGISTERS,
-            "SHARE": self.cooperating,
             "PARTS": power_of_two(max(1, self.cooperating)),
             "TILES": self.tiles,
             "PER_TILE": ceil(shape.n_sources / self.tiles),
