@@ -14,11 +14,11 @@ from tools.workspace import ROOT, read_packages
 
 # Of the sources of a package: files, lines, and of an operator the share of its lines that is device code, in hundredths.
 MOST = {
-    "npu_tiling": (20, 5919, 0),
-    "rms_norm": (23, 5152, 17),
+    "npu_tiling": (20, 5907, 0),
+    "rms_norm": (23, 5151, 17),
     "embedding": (22, 5536, 28),
-    "attn_res": (29, 7137, 21),
-    "fused_linear_cross_entropy": (41, 10481, 16),
+    "attn_res": (29, 7092, 21),
+    "fused_linear_cross_entropy": (41, 10477, 16),
 }
 MOST_PARAMETERS = 35  # of a kernel, or of a function that kernels call
 WANTED_PARAMETERS, MOST_ABOVE = 26, 18  # how many functions have more

@@ -621,6 +621,33 @@ def test_autocast_casts_nothing_that_a_plan_computes():
             assert torch.equal(SUM(Summed(x, Shared(), 1)), expected)
 
 
+def product_of_rows(call: Summed):
+    return call.options.factor * (call.x @ call.x.t())
+
+
+def plan_of_product(p: Plan, call: Summed):
+    return [p.torch(product_of_rows, call, makes=call.results()["y"])]
+
+
+STEP = Operator(LIBRARY, "step_of_a_record", Summed, ["y"], plan=plan_of_product)
+DEFINITION = Operator(
+    LIBRARY, "definition", Summed, ["y"], plan=plan_of_product, reference=lambda call: [product_of_rows(call)]
+)
+
+
+@pytest.mark.parametrize("operator", [STEP, DEFINITION], ids=["a step of a plan", "the reference"])
+def test_a_function_of_a_record_computes_in_its_dtypes(operator):
+    call = Summed(torch.rand(2, 3), Shared(3.0), 1)
+    for _ in range(4):  # by steps, then as a function
+        assert torch.equal(operator(call), product_of_rows(call))
+    assert bool(operator._functions) == (operator is STEP)
+    expected = operator(call)
+    for _ in range(2):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(operator(call), expected)
+        operator._functions.clear()
+
+
 def test_a_launch_is_given_descriptors(launches):
     """They are made anew in every call, and passed on as they are."""
     made = []

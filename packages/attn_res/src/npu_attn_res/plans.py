@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from npu_tiling.calls import Empty
-from npu_tiling.dispatch import without_autocast
 from npu_tiling.partials import choose_sum, sum_partials_kernel
 from npu_tiling.plans import Plan, Slot
 from torch import Tensor
@@ -118,12 +117,8 @@ def _forward_by_pytorch(p: Plan, call: Forward, wanted: dict[str, Any]) -> tuple
     """The definition's results, whose statistics lie [sources, T]."""
     makes = [each and each._replace(last_outermost=False) for each in wanted.values()]
     written: Any = [*(call.blocks if call.append else ()), *([call.prefix] if call.in_place else ())]
-    made: tuple[Any, ...] = p.torch(_compute_forward, *call, makes=makes, writes=written)
+    made: tuple[Any, ...] = p.torch(reference.compute_forward, call, makes=makes, writes=written)
     return made
-
-
-def _compute_forward(*fields: Any) -> Any:
-    return reference.compute_forward(Forward(*fields))
 
 
 def backward(p: Plan, call: Backward) -> tuple[Any, ...]:
@@ -298,17 +293,15 @@ def _transposed(p: Plan, statistic: Any) -> Any:
 def _backward_by_pytorch(p: Plan, call: Backward, dh: Any, wanted: dict[str, Any]) -> tuple[Any, ...]:
     """The definition's gradients of blocks, prefix, query and rms_weight."""
     makes = [*wanted["dblocks"], *(wanted[name] for name in ("dprefix_sum", "dquery", "drms_weight"))]
-    *dblocks, dprefix_sum, dquery, dnorm = p.torch(_compute_backward, dh, *call, makes=makes)
+    *dblocks, dprefix_sum, dquery, dnorm = p.torch(_compute_backward, call, dh, makes=makes)
     return dblocks, dprefix_sum, dquery, dnorm
 
 
-@without_autocast
-def _compute_backward(dh: Any, *fields: Any) -> Any:
-    dblocks, *others = reference.compute_backward_of_h(Backward(*fields), dh)
+def _compute_backward(call: Backward, dh: Tensor) -> Any:
+    dblocks, *others = reference.compute_backward_of_h(call, dh)
     return *dblocks, *others
 
 
-@without_autocast
 def _normalise_backward(*arguments: Any) -> Any:
     return tuple([each.contiguous() for each in reference.normalise_backward(*arguments)])
 

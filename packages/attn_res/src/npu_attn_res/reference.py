@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from npu_tiling.calls import statistics_dtype
-from npu_tiling.dispatch import without_autocast
 from torch import Tensor
 
 from .records import Backward, Forward
@@ -27,7 +26,6 @@ def scaled_query(query: Tensor, scale: float) -> Tensor:
     return query if scale == 1.0 else query.to(torch.promote_types(query.dtype, torch.float32)) * scale
 
 
-@without_autocast
 def compute_forward(call: Forward) -> tuple[Tensor | None, ...]:
     """The forward: see `Forward.results`."""
     prefix, x = call.prefix, call.layer_output
@@ -51,7 +49,6 @@ def compute_forward(call: Forward) -> tuple[Tensor | None, ...]:
     return *results, *((score.squeeze(-1), rstd, lse.squeeze(-1), norm_rstd) if call.save else (None,) * 4)
 
 
-@without_autocast
 def compute_backward(call: Backward) -> tuple[Any, ...]:
     """The gradients: see `Backward.results`."""
     dh, dweight = gradient_of_h(call)

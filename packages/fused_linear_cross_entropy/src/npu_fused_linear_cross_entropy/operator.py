@@ -27,7 +27,6 @@ from npu_tiling.dispatch import (
     needs_gradient,
 )
 from npu_tiling.operators import Operator
-from npu_tiling.plans import Plan
 from torch import Tensor
 
 from . import call as calls
@@ -199,19 +198,6 @@ def _scaled(
     return [None if gradient is None else next(found) for gradient in gradients]
 
 
-def _plan_scale(p: Plan, call: Any) -> Any:
-    from .loss.gradients import scale
-
-    return (scale(p, call.gradient, call.factor),)
-
-
-def _plan_scale_(p: Plan, call: Any) -> tuple[()]:
-    from .loss.gradients import scale_
-
-    scale_(p, call.gradient, call.factor)
-    return ()
-
-
 def _scale_(call: Any) -> tuple[()]:
     if call.factor != 1:
         torch.mul(call.gradient, call.factor.item(), out=call.gradient)
@@ -234,9 +220,17 @@ SCALE = Operator(
     "scale",
     calls.Scale,
     ["scaled"],
-    plan=_plan_scale,
+    plan=f"{__package__}.loss.gradients:scale",
     reference=lambda call: [call.gradient * call.factor],
     batched=True,
 )
 SCALE.gradient()
-SCALE_ = Operator(LIBRARY, "scale_", calls.Scale, [], plan=_plan_scale_, reference=_scale_, writes=["gradient"])
+SCALE_ = Operator(
+    LIBRARY,
+    "scale_",
+    calls.Scale,
+    [],
+    plan=f"{__package__}.loss.gradients:scale_",
+    reference=_scale_,
+    writes=["gradient"],
+)

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -59,8 +59,6 @@ Function = torch.autograd.function._SingleLevelFunction
 is_batched: Callable[[Tensor], bool] = _private("_C._functorch.is_legacy_batchedtensor", lambda tensor: True)
 _is_one_of_several: Callable[[Tensor], bool] = _private("_C._functorch.is_legacy_batchedtensor", lambda tensor: False)
 
-P = ParamSpec("P")
-R = TypeVar("R")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Class = TypeVar("_Class", bound=type)
 
@@ -252,23 +250,6 @@ def is_autocast(tensor: Tensor) -> bool:
     """Whether autocast is enabled where a tensor is. The meta device has no autocast, and PyTorch raises an error there."""
     kind = tensor.device.type
     return kind != "meta" and torch.is_autocast_enabled(kind)
-
-
-def without_autocast(function: Callable[P, R]) -> Callable[P, R]:
-    """A function whose operations compute in the dtypes of its arguments, also where its caller has enabled autocast.
-
-    The first tensor of the arguments, which may be in a list or tuple, says on which device.
-    """
-
-    @functools.wraps(function)
-    def called(*arguments: P.args, **options: P.kwargs) -> R:
-        tensor = next(_tensors(arguments))
-        if not is_autocast(tensor):
-            return function(*arguments, **options)
-        with torch.autocast(tensor.device.type, enabled=False):
-            return function(*arguments, **options)
-
-    return called
 
 
 def _tensors(arguments: Iterable[Any]) -> Iterator[Tensor]:

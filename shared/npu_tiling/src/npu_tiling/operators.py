@@ -15,7 +15,7 @@ from . import launch as launching
 from .calls import ALIGNMENT, IS_ALIGNED, IS_PLAIN, UNALIGNED, Signature, are_aligned, device_of, flat
 from .chips import Device, device_for, is_overridden
 from .dispatch import OperatorLibrary, count_dispatch_modes, is_unobserved, needs_gradient
-from .plans import Plan, Torch, compile_plan, is_direct, run_plan
+from .plans import Plan, compile_plan, is_direct, run_plan
 
 _MOST_KEYS = 1024
 _MOST_STEPS = 128  # of a plan that becomes a function: to write it costs more than steps of so long a plan
@@ -206,16 +206,18 @@ class Operator:
     def _by_steps(self, key: Any, arguments: Sequence[Any], *, may_compile: bool) -> Any:
         """The results, from the reference or from the plan's steps. `may_compile`: it may make a function of the plan."""
         call = self.signature.call(arguments)
-        chip = device_for(device_of(call))
+        device = device_of(call)
+        chip = device_for(device)
         if chip is None and self._reference is not None:
-            return self._returned(self._reference(call))
+            with _without_autocast(device):
+                return self._returned(self._reference(call))
         key = key or self._key(*arguments)  # no earlier: the reference needs none
         plan = self._plans.get((key, chip))
         if plan is None or plan.replaced is not launching.replaced:  # a test may begin without refused tilings
             plan = self._plan(call, key, chip, {}, launching.replaced)
         tensors = [*flat(call[: self._n_tensors])]
         again = functools.partial(self._plan, call, key, chip, {})
-        with _without_autocast(plan):
+        with _without_autocast(device):
             results, plan = run_plan(plan, tensors, again)
         if key is not None:
             self._keep(key, chip, plan)
@@ -241,12 +243,11 @@ class Operator:
             plan.is_direct = is_direct(plan, device_of(tensors))
 
 
-def _without_autocast(plan: Plan) -> contextlib.AbstractContextManager[Any]:
-    """PyTorch's operators in a plan's steps compute in the dtypes of their tensors."""
-    kind = plan.device.type
-    if kind == "meta" or not torch.is_autocast_enabled(kind) or not any(type(step) is Torch for step in plan.steps):
+def _without_autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """PyTorch's operators in a reference and in a plan's steps compute in the dtypes of their tensors."""
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
         return contextlib.nullcontext()
-    return torch.autocast(kind, enabled=False)
+    return torch.autocast(device.type, enabled=False)
 
 
 def run_once(write: Callable[..., Any], chip: Device | None, *tensors: Tensor | None) -> Any:

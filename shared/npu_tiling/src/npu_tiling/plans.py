@@ -134,7 +134,7 @@ class View(NamedTuple):
 
 
 class Torch(NamedTuple):
-    """Call `function` with slots, lists of slots, and constants.
+    """Call `function` with slots, lists and records of slots, and constants.
 
     Attributes:
         made: the slots of the tensors that the function returns: of one, of several in a sequence, None for those that are
@@ -269,7 +269,7 @@ class Plan:
 
         Args:
             function: returns one tensor, several, or nothing.
-            arguments: slots, lists of slots, and constants.
+            arguments: slots, lists and records of slots, and constants.
             makes: what it returns; a sequence where that is several tensors, with None for those that are None.
             writes: those arguments that it writes to, and may read.
 
@@ -471,14 +471,18 @@ def _number(value: Number, memory: Mapping[int, Any]) -> Any:
 
 
 def _filled(value: Any, memory: Mapping[int, Any]) -> Any:
-    """A value with tensors in place of slots. On a CPU, where kernels are emulated, `Reached` becomes `Neighbours`."""
+    """A value with tensors in place of slots, also in lists and records. A CPU, which emulates, gets `Neighbours`."""
     kind = type(value)
     if kind is Slot:
         return memory[value.number]
     if kind is Reached:
         tensors = [memory[slot.number] for slot in value]
         return Neighbours(tensors) if tensors[0].device.type == "cpu" else tensors[0]
-    return kind([_filled(each, memory) for each in value]) if kind is list or kind is tuple else value
+    if kind is list or kind is tuple:
+        return kind([_filled(each, memory) for each in value])
+    if hasattr(kind, "_fields") and slots_in(value):
+        return kind(*[_filled(each, memory) for each in value])
+    return value
 
 
 def _with_smaller_tiling(
@@ -643,6 +647,8 @@ class _Writer:
         if kind is list or kind is tuple:
             text = "".join(f"{self._spell(each)}, " for each in value)
             return f"[{text}]" if kind is list else f"({text})"
+        if hasattr(kind, "_fields") and slots_in(value):
+            return f"{self._name(kind)}({', '.join(map(self._spell, value))})"
         if kind is Reached and self._device.type == "cpu":  # as `_filled` has them
             return f"{self._name(Neighbours)}(({''.join(f'{self._spell(each)}, ' for each in value)}))"
         if kind is Reached:

@@ -7,12 +7,13 @@ in fp32 (fp64 for fp64 input). Its gradients: plans.py.
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from npu_tiling.calls import Empty
-from npu_tiling.dispatch import Function, apply, without_autocast
+from npu_tiling.dispatch import Function, apply
 from npu_tiling.operators import Operator
 from torch import Tensor
 
@@ -108,7 +109,6 @@ def _sources(call: Any, need_bank: bool = False, need_prefix: bool = False) -> r
     return reference.Sources(_Call([call.bank.movedim(-2, 0)], call.prefix, [need_bank], need_prefix))
 
 
-@without_autocast
 def compute_keys(call: Keys) -> tuple[Tensor | None, ...]:
     """See `Keys.results`."""
     v, n_queries = _sources(call), call.query.shape[0]
@@ -121,7 +121,6 @@ def compute_keys(call: Keys) -> tuple[Tensor | None, ...]:
     return h.view(shape), *statistics
 
 
-@without_autocast
 def compute_keys_backward(call: KeysBackward) -> tuple[Tensor | None, ...]:
     """See `KeysBackward.results`."""
     v = _sources(call, call.need_bank, call.need_prefix)
@@ -142,14 +141,6 @@ def compute_keys_backward(call: KeysBackward) -> tuple[Tensor | None, ...]:
 
 def _by_token(statistic: Tensor) -> Tensor:
     return statistic.movedim(0, -1).contiguous()
-
-
-def compute_keys_of_fields(*fields: Any) -> Any:
-    return compute_keys(Keys(*fields))
-
-
-def compute_keys_backward_of_fields(*fields: Any) -> Any:
-    return compute_keys_backward(KeysBackward(*fields))
 
 
 KEYS = Operator(
@@ -195,9 +186,5 @@ class _Keys(Function):
         return None, *gradients, None, None, None
 
 
-def _record_keys(run: Any, *arguments: Any) -> Any:
-    return apply(_Keys, run, *arguments)
-
-
-KEYS.autograd(_record_keys)
+KEYS.autograd(partial(apply, _Keys))
 KEYS_BACKWARD.gradient()

@@ -33,7 +33,7 @@ from npu_tiling.rows import layout_of
 from ..formula import load_rows, rms_inverse, store_rows
 from ..plans import zero
 from ..sources import followed, stride_of
-from .operator import Keys, KeysBackward, compute_keys_backward_of_fields, compute_keys_of_fields
+from .operator import Keys, KeysBackward, compute_keys, compute_keys_backward
 
 NO_SCORE = tl.constexpr(-1e30)  # where there is no source: its weight is zero
 
@@ -385,7 +385,7 @@ def keys(p: Plan, call: Keys) -> tuple[Any, ...]:
         return tuple(p.new(each) for each in wanted.values())
     tiling = _choose(p, "forward", call)
     if tiling is None:
-        made: tuple[Any, ...] = p.torch(compute_keys_of_fields, *call, makes=[*wanted.values()])
+        made: tuple[Any, ...] = p.torch(compute_keys, call, makes=[*wanted.values()])
         return made
     sources, sizes = _sources(p, call)
     results = {name: p.new(each) for name, each in wanted.items()}
@@ -407,7 +407,7 @@ def keys_backward(p: Plan, call: KeysBackward) -> tuple[Any, ...]:
         return tuple(zero(p, p.new(each)) for each in wanted.values())
     tiling = _choose(p, "backward", call)
     if tiling is None:
-        made: tuple[Any, ...] = p.torch(compute_keys_backward_of_fields, *call, makes=[*wanted.values()])
+        made: tuple[Any, ...] = p.torch(compute_keys_backward, call, makes=[*wanted.values()])
         return made
     sources, sizes = _sources(p, call)
     dbank, dprefix, dquery = (p.new(each) for each in wanted.values())

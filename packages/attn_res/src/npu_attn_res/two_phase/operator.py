@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from npu_tiling.calls import Empty, statistics_dtype
-from npu_tiling.dispatch import Function, apply, without_autocast
+from npu_tiling.dispatch import Function, apply
 from npu_tiling.operators import Operator
 from torch import Tensor
 
@@ -142,7 +143,6 @@ class MergeBackward(NamedTuple):
         return gradient_flops(self.score, self.query.shape[-1], 1, 1, any(self.need_weights[:2]))
 
 
-@without_autocast
 def compute_phase1(call: Phase1) -> tuple[Tensor | None, ...]:
     """See `Phase1.results`."""
     v = reference.Sources(call)
@@ -151,7 +151,6 @@ def compute_phase1(call: Phase1) -> tuple[Tensor | None, ...]:
     return v.weighted_sum(alpha, v.dtype), lse.t().contiguous(), *((score, rstd) if call.save else (None, None))
 
 
-@without_autocast
 def compute_phase1_backward(call: Phase1Backward) -> tuple[Any, ...]:
     """See `Phase1Backward.results`."""
     v, do, score = reference.Sources(call), call.do, call.score
@@ -164,7 +163,6 @@ def compute_phase1_backward(call: Phase1Backward) -> tuple[Any, ...]:
     return _contiguous(v.dv), *_contiguous(dweights)
 
 
-@without_autocast
 def compute_merge(call: Merge) -> tuple[Tensor | None, ...]:
     """See `Merge.results`."""
     prefix, new_prefix, dtype = call.prefix, None, call.o.dtype
@@ -183,7 +181,6 @@ def compute_merge(call: Merge) -> tuple[Tensor | None, ...]:
     return tuple(_contiguous([h.view(prefix.shape), y, new_prefix, *statistics]))
 
 
-@without_autocast
 def compute_merge_backward(call: MergeBackward) -> tuple[Tensor | None, ...]:
     """See `MergeBackward.results`."""
     dh, dweight = reference.gradient_of_h(call)
@@ -224,20 +221,8 @@ def _contiguous(results: Sequence[Tensor | None]) -> list[Tensor | None]:
     return [None if result is None else result.contiguous() for result in results]
 
 
-# The same as steps of a plan, where rows do not fit on chip.
-
-
 def transposed(lse: Tensor) -> Tensor:
     return lse.t().contiguous()
-
-
-def compute_merge_of_fields(*fields: Any) -> Any:
-    return compute_merge(Merge(*fields))
-
-
-@without_autocast
-def compute_merge_backward_of_fields(dh: Tensor, *fields: Any) -> Any:
-    return compute_merge_backward_of_h(MergeBackward(*fields), dh)
 
 
 PHASE1 = Operator(
@@ -354,11 +339,7 @@ def _record_phase1(run: Any, queries: Any, blocks: Any, rms_weight: Any, stacked
     return apply(_Phase1, run, stacked, eps, save, queries, rms_weight, *blocks)
 
 
-def _record_merge(run: Any, *arguments: Any) -> Any:
-    return apply(_Merge, run, *arguments)
-
-
 PHASE1.autograd(_record_phase1)
-MERGE.autograd(_record_merge)
+MERGE.autograd(partial(apply, _Merge))
 PHASE1_BACKWARD.gradient()
 MERGE_BACKWARD.gradient()

@@ -48,8 +48,8 @@ from .operator import (
     MergeBackward,
     Phase1,
     Phase1Backward,
-    compute_merge_backward_of_fields,
-    compute_merge_of_fields,
+    compute_merge,
+    compute_merge_backward_of_h,
     transposed,
 )
 
@@ -277,7 +277,7 @@ def merge(p: Plan, call: Merge) -> tuple[Any, ...]:
     )
     tiling = whole_rows(p, shape)
     if tiling is None:
-        made: tuple[Any, ...] = p.torch(compute_merge_of_fields, *call, makes=[*wanted.values()])
+        made: tuple[Any, ...] = p.torch(compute_merge, call, makes=[*wanted.values()])
         return made
     p.launch(
         attn_res_merge_kernel,
@@ -321,7 +321,7 @@ def merge_backward(p: Plan, call: MergeBackward) -> tuple[Any, ...]:
     tiling = whole_rows(p, shape)
     if tiling is None:
         makes = [wanted[name] for name in (*names, "dquery", "drms_weight")]
-        return *p.torch(compute_merge_backward_of_fields, dh, *call, makes=makes), dweight
+        return *p.torch(compute_merge_backward_of_h, call, dh, makes=makes), dweight
     grid, query, norm = tiling.grid(n_tokens), p.contiguous(call.query), p.contiguous(call.rms_weight)
     needs_dg = call.need_weights[0] or call.need_weights[1]
     dg = p.new(Empty((grid, width), FP32) if needs_dg else None)

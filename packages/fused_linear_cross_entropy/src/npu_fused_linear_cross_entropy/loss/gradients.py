@@ -17,7 +17,7 @@ from npu_tiling.device import load_block, places_below, store_block, tl, triton
 from npu_tiling.launch import CountTiling
 from npu_tiling.plans import Plan
 
-from ..call import INT32
+from ..call import INT32, Scale
 from ..decide import exactly
 from ..head import part, row
 from ..tiling import row_block
@@ -196,24 +196,26 @@ def scale_tiling(itemsize: int, device: Device) -> CountTiling:
 _TOKENS = 8192  # that are sorted together: compares grow with its square, roundings of dW with the number of groups
 
 
-def scale_(p: Plan, values: Any, factor: Any) -> None:
-    """Values times one number, in place; where that is 1, nothing is read or written."""
-    name, n = "cross_entropy_scale_kernel", values.numel()
-    assert values.is_contiguous()
-    if n:
-        tiling = p.choose(name, scale_tiling(values.dtype.itemsize, p.chip))
-        writes = {"p_values": values, "p_out": None}
-        p.launch(cross_entropy_scale_kernel, name, tiling.grid(n), reads={"p_factor": factor}, writes=writes, sizes={"n": n})
+def scale_(p: Plan, call: Scale) -> tuple[()]:
+    """The plan of a gradient times one number, in place; where that is 1, nothing is read or written."""
+    gradient: Any = call.gradient
+    assert gradient.is_contiguous()
+    _scale(p, gradient, reads={"p_factor": call.factor}, writes={"p_values": gradient, "p_out": None})
+    return ()
 
 
-def scale(p: Plan, values: Any, factor: Any) -> Any:
-    """Values times one number, in new memory."""
-    name, n, out = "cross_entropy_scale_kernel", values.numel(), p.new(Empty(values.shape, values.dtype))
+def scale(p: Plan, call: Scale) -> tuple[Any]:
+    """The plan of a gradient times one number, in new memory."""
+    gradient, out = call.gradient, p.new(call.results()["scaled"])
+    _scale(p, gradient, reads={"p_values": gradient, "p_factor": call.factor}, writes={"p_out": out})
+    return (out,)
+
+
+def _scale(p: Plan, gradient: Any, *, reads: dict[str, Any], writes: dict[str, Any]) -> None:
+    name, n = "cross_entropy_scale_kernel", gradient.numel()
     if n:
-        tiling = p.choose(name, scale_tiling(values.dtype.itemsize, p.chip))
-        reads = {"p_values": values, "p_factor": factor}
-        p.launch(cross_entropy_scale_kernel, name, tiling.grid(n), reads=reads, writes={"p_out": out}, sizes={"n": n})
-    return out
+        tiling = p.choose(name, scale_tiling(gradient.dtype.itemsize, p.chip))
+        p.launch(cross_entropy_scale_kernel, name, tiling.grid(n), reads=reads, writes=writes, sizes={"n": n})
 
 
 def scale_rows(
