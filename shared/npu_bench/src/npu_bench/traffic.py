@@ -46,7 +46,7 @@ class Moved:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class CaseTraffic:
     """What one provider moved on one case in one mode, against the benchmark's formula."""
 
     case: Case
@@ -69,7 +69,7 @@ def measure_traffic(
     modes: Sequence[str],
     providers: Sequence[str],
     progress: Callable[[str], None],
-) -> list[Traffic]:
+) -> list[CaseTraffic]:
     """Run each case once in the emulation.
 
     Args:
@@ -87,7 +87,7 @@ def measure_traffic(
         from npu_tiling import UnknownDeviceError
     except ImportError as error:
         raise BenchError(f"device emulated needs npu-offline, which cannot be imported: {error}.") from None
-    rows: list[Traffic] = []
+    rows: list[CaseTraffic] = []
     for case in sweep.cases:
         progress(f"{case.name} on an emulated {soc}")
         try:
@@ -107,7 +107,7 @@ def small_cases(benchmark: Benchmark, sweep: Sweep) -> tuple[Sweep, list[str]]:
     return Sweep(sweep.x_name, sweep.x_label, small), left_out
 
 
-def traffic_table(benchmark: str, soc: str, rows: Sequence[Traffic]) -> Table:
+def traffic_table(benchmark: str, soc: str, rows: Sequence[CaseTraffic]) -> Table:
     """A line for each kernel argument, and one for the sum."""
     lines = []
     for row in rows:
@@ -124,7 +124,7 @@ def traffic_table(benchmark: str, soc: str, rows: Sequence[Traffic]) -> Table:
 
 def _run_case(
     benchmark: Benchmark, emulation: Any, case: Case, modes: Sequence[str], providers: Sequence[str]
-) -> list[Traffic]:
+) -> list[CaseTraffic]:
     cpu = torch.device("cpu")
     inputs = make_inputs(benchmark, case, cpu)
     expected, seeds = expect(benchmark.reference, inputs, torch.float64)
@@ -135,15 +135,15 @@ def _run_case(
             forward = benchmark.providers[name](case, cpu)
         except UnavailableError as error:
             said = f"unavailable: {error}"
-            rows += [Traffic(case, mode, name, said, (), benchmark.bytes_moved(case, mode)) for mode in modes]
+            rows += [CaseTraffic(case, mode, name, said, (), benchmark.bytes_moved(case, mode)) for mode in modes]
             continue
         verdict = verify(forward, inputs, seeds, expected, tolerance)
         moved = _moved_by_mode(emulation, forward, inputs, seeds)
         if not any(moved.values()):
             said = "launches no Triton kernel"
-            rows += [Traffic(case, mode, name, said, (), benchmark.bytes_moved(case, mode)) for mode in modes]
+            rows += [CaseTraffic(case, mode, name, said, (), benchmark.bytes_moved(case, mode)) for mode in modes]
             continue
-        rows += [Traffic(case, m, name, str(verdict), moved[m], benchmark.bytes_moved(case, m)) for m in modes]
+        rows += [CaseTraffic(case, m, name, str(verdict), moved[m], benchmark.bytes_moved(case, m)) for m in modes]
     return rows
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import OfflineError, UnsupportedError
 from ..lint.engine import examine
-from ..lint.rules import Finding, Subject, subject_of
+from ..lint.rules import Subject, Violation, subject_of
 from ..lint.suppressions import suppressions_of
 from ..toolchain.compilers import supported
 from .calls import Call, launches_of
@@ -21,8 +21,8 @@ class Examined:
     """A launch, its findings, those that its source suppresses, or why it could not be examined."""
 
     subject: Subject
-    findings: Sequence[Finding] = ()
-    suppressed: Sequence[tuple[Finding, str]] = ()
+    findings: Sequence[Violation] = ()
+    suppressed: Sequence[tuple[Violation, str]] = ()
     problem: str = ""
 
 
@@ -69,14 +69,14 @@ def examine_all(package: Package, workers: int | None = None) -> Iterator[Examin
         yield Examined(subject, [finding for finding, reason in reasons if reason is None], suppressed, problem)
 
 
-def _results(subjects: Sequence[Subject], workers: int | None) -> Iterator[tuple[Subject, tuple[list[Finding], str]]]:
+def _results(subjects: Sequence[Subject], workers: int | None) -> Iterator[tuple[Subject, tuple[list[Violation], str]]]:
     with new_pool(len(subjects), workers) as pool:
         pending = {pool.submit(_examine, subject): subject for subject in subjects}
         for future in as_completed(pending):
             yield pending[future], future.result()
 
 
-def _examine(subject: Subject) -> tuple[list[Finding], str]:
+def _examine(subject: Subject) -> tuple[list[Violation], str]:
     try:
         return examine(subject), ""
     except UnsupportedError:

@@ -2,6 +2,6 @@
 
 from .catalogue import RULES
 from .engine import examine, lint_kernel
-from .rules import Finding, Rule, Subject
+from .rules import Rule, Subject, Violation
 
-__all__ = ["RULES", "Finding", "Rule", "Subject", "examine", "lint_kernel"]
+__all__ = ["RULES", "Rule", "Subject", "Violation", "examine", "lint_kernel"]

@@ -15,14 +15,14 @@ from ..toolchain.compilation import SOURCES, as_record
 from ..toolchain.compilers import DEFAULT
 from . import arithmetic, language, loops, rules, transfers, view
 from .catalogue import RULES
-from .rules import Compiled, Finding, Subject, subject_of
+from .rules import Compiled, Subject, Violation, subject_of
 from .suppressions import suppressions_of
 
 if TYPE_CHECKING:
     from triton.runtime.jit import JITFunction
 
 
-def examine(subject: Subject) -> list[Finding]:
+def examine(subject: Subject) -> list[Violation]:
     """The findings of all rules for one launch, suppressed or not. Equal messages are given once."""
     key = f"{_digest()}{source_digest('module/operations.py', 'module/places.py', *SOURCES)}{subject!r}"
     path = cache_dir() / "lint" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
@@ -30,11 +30,13 @@ def examine(subject: Subject) -> list[Finding]:
     def apply() -> bytes:
         compiled = Compiled(subject)
         found = {
-            Finding(rule.name, subject.kernel, message): None for rule in RULES.values() for message in rule.check(compiled)
+            Violation(rule.name, subject.kernel, message): None
+            for rule in RULES.values()
+            for message in rule.check(compiled)
         }
         return json.dumps([[f.rule, f.kernel, f.message] for f in found]).encode()
 
-    return [Finding(*values) for values in json.loads(checked(path, apply))]
+    return [Violation(*values) for values in json.loads(checked(path, apply))]
 
 
 def lint_kernel(
@@ -44,7 +46,7 @@ def lint_kernel(
     *,
     soc: str = "Ascend910B4",
     toolchain: str = DEFAULT,
-) -> list[Finding]:
+) -> list[Violation]:
     """The findings of all rules in a kernel, without those that its source suppresses.
 
     Args:

@@ -103,7 +103,7 @@ class Compiled:
 
 
 @dataclass(frozen=True, order=True)
-class Finding:
+class Violation:
     """A message of a rule about a kernel."""
 
     rule: str

@@ -20,7 +20,7 @@ from .costs import ChipCosts, costs_of
 from .counting import total
 from .rare_branches import has_rare_branches
 from .simulation import Event, Outcome, simulate
-from .traffic import L2State, Traffic, cache_of
+from .traffic import CacheDemand, L2State, cache_of
 
 _ISSUES = 500_000  # instructions that are counted before programs of a grid are only sampled
 _SAMPLES = 4  # the fewest programs that are counted
@@ -145,7 +145,7 @@ def time_launch(
     touched = {stream: n * programs / len(numbers) for stream, n in total(c.once for one in counts for c in one).items()}
     sizes = {name: value.nbytes for name, value in launch.arguments.items() if isinstance(value, Memory)}
     least = {stream: min(nbytes, sizes.get(stream[0], nbytes)) for stream, nbytes in touched.items()}
-    cache = cache_of(l2, costs, Traffic(touched, least, programs, running, available), cores, launch)
+    cache = cache_of(l2, costs, CacheDemand(touched, least, programs, running, available), cores, launch)
     outcome, seconds = _simulated(numbers[chosen], cores, launch, costs, cache, programs, available, events)
     certain = sum(nbytes for (_, _, gathered), nbytes in least.items() if not gathered)
     certain = max(0, certain - costs.cache_bytes) if l2 == "warm" else certain

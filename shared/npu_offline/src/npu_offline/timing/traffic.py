@@ -23,7 +23,7 @@ others, which must go to main memory before what is read can take its place."""
 
 
 @dataclass(frozen=True)
-class Traffic:
+class CacheDemand:
     """By stream the bytes that programs touch and that memory has; programs, those that run at a time, and the cores."""
 
     touched: Mapping[Stream, float]
@@ -33,7 +33,7 @@ class Traffic:
     available: int
 
 
-def cache_of(l2: L2State, costs: ChipCosts, traffic: Traffic, cores: Cores, launch: LaunchRecord) -> Callable[[], Cache]:
+def cache_of(l2: L2State, costs: ChipCosts, traffic: CacheDemand, cores: Cores, launch: LaunchRecord) -> Callable[[], Cache]:
     """Makes the L2 cache as a core sees it at the start of a program."""
     touched, least = traffic.touched, traffic.least
     nbytes = sum(least.values())
