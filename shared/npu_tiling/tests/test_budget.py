@@ -95,6 +95,5 @@ def test_grid_is_cores_or_tiles(tiles, programs):
 
 
 def test_grid_by_kind_of_core_and_limit():
-    assert persistent_grid(1000, B4, cores="cube") == 20
     assert persistent_grid(1000, B4, per_core=3) == 120
     assert persistent_grid(10**9, B4, per_core=10**6) == B4.max_grid
