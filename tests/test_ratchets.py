@@ -14,10 +14,10 @@ from tools.workspace import ROOT, read_packages
 
 # Of the sources of a package: files, lines, and of an operator the share of its lines that is device code, in hundredths.
 MOST = {
-    "npu_tiling": (20, 5907, 0),
-    "rms_norm": (23, 5151, 17),
-    "embedding": (22, 5536, 28),
-    "attn_res": (29, 7092, 21),
+    "npu_tiling": (20, 5895, 0),
+    "rms_norm": (23, 5136, 17),
+    "embedding": (22, 5533, 28),
+    "attn_res": (29, 7024, 21),
     "fused_linear_cross_entropy": (41, 10477, 16),
 }
 MOST_PARAMETERS = 35  # of a kernel, or of a function that kernels call

@@ -148,7 +148,8 @@ def _write(
     call: Forward, bank: Any, written: Mapping[str, Tensor], recorded: bool
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """h, its RMSNorm, the new prefix and s of a call that writes to the bank or the prefix."""
-    by_kernel = _may_write((bank, *call), recorded)
+    # Autograd and torch.func's transforms see copies alone: then the operator itself may not write to its arguments.
+    by_kernel = can_bypass_dispatcher((bank, *call)) if recorded else not are_transforms_active()
     place: Any = call.n_blocks if call.device_count is None else call.device_count
     followed = bank if isinstance(bank, Tensor) and has_versions(bank) else None
     prefix: Any = call.prefix
@@ -164,13 +165,6 @@ def _write(
             write_memory(prefix, new_prefix, by_kernel)
             new_prefix = prefix
     return h, y, new_prefix, score
-
-
-def _may_write(arguments: Sequence[Any], recorded: bool) -> bool:
-    """Whether the operator itself may write to its arguments: autograd and torch.func's transforms see copies alone."""
-    if recorded:
-        return can_bypass_dispatcher(arguments)
-    return not are_transforms_active()
 
 
 @torch.no_grad()

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from npu_tiling import arguments, row_layout
+from npu_tiling import arguments
 from npu_tiling.dispatch import is_autocast
 from npu_tiling.dtensor import Shards, is_distributed, moved, summed
-from npu_tiling.rows import may_overlap
+from npu_tiling.rows import may_overlap, row_stride
 from torch import Tensor
 from torch.nn import ParameterList
 
@@ -116,12 +116,10 @@ def check_bank(
     _check_count(n_blocks, n_all, prefix)
     _check_layer_output(layer_output, prefix)
     _check_weights(*weights, prefix, "the prefix's")
-    if output_dtype is not None and (output_dtype not in (*arguments.DTYPES, torch.float64)):
-        allowed = "torch.float32, torch.bfloat16, torch.float16, on a CPU torch.float64, or None"
-        raise TypeError(f"output_dtype is {output_dtype} and must be {allowed}.")
+    check_output_dtype(output_dtype)
     if flags["append"]:
         _check_append(bank, n_blocks, n_all)
-    if flags["in_place"] and (not _followed(prefix) or may_overlap(prefix)):
+    if flags["in_place"] and (row_stride(prefix.shape, prefix.stride()) is None or may_overlap(prefix)):
         raise ValueError(
             f"prefix has strides {prefix.stride()} and must have rows of their own, at one stride, to be written in place."
         )
@@ -169,16 +167,11 @@ def _check_append(bank: Any, n_blocks: Any, n_all: int) -> None:
         raise ValueError("append is True and must be False for a list of blocks, which the caller appends to.")
     if not isinstance(n_blocks, Tensor) and (n_blocks is None or n_blocks >= n_all):
         raise ValueError(f"append is True and must be False for a bank that is full: it has {n_all} blocks.")
-    if not _followed(bank.movedim(-2, 0)[0]) or may_overlap(bank):
+    first = bank.movedim(-2, 0)[0]
+    if row_stride(first.shape, first.stride()) is None or may_overlap(bank):
         raise ValueError(
             f"bank has strides {bank.stride()} and must have rows of their own, at one stride, to be appended to."
         )
-
-
-def _followed(rows: Tensor) -> bool:
-    """Whether rows follow one another at one stride, so that kernels take them where they are."""
-    layout = row_layout(rows)
-    return layout is not None and layout.n_outer == 1
 
 
 def check_blocks(blocks: Any, stacked: bool) -> Tensor:
@@ -217,6 +210,13 @@ def check_rows_like(name: str, tensor: Any, like: Tensor, of: str) -> None:
     arguments.floating(name, tensor)
     arguments.shape(name, tensor, like.shape)
     arguments.device(name, tensor, like, of)
+
+
+def check_output_dtype(dtype: Any) -> None:
+    """A floating dtype, or None."""
+    if dtype is not None and dtype not in (*arguments.DTYPES, torch.float64):
+        allowed = "torch.float32, torch.bfloat16, torch.float16, on a CPU torch.float64, or None"
+        raise TypeError(f"output_dtype is {dtype} and must be {allowed}.")
 
 
 def check_eps(name: str, eps: float) -> float:

@@ -94,7 +94,8 @@ class _AttnRes(Function):
         if layer_output is not None and in_place:
             new_prefix = _without_version_check(prefix)
             ctx.overwritten = prefix.detach(), prefix._version + 1  # as it will be once `replace` has told autograd
-        kept = h if output_rms_weight is not None or reads_h(h, _chip_of(h)) else None
+        chip = None if h.is_meta and not dry_runs else device_for(h.device)
+        kept = h if output_rms_weight is not None or reads_h(h, chip) else None
         if stacked and prefix is not None:
             blocks = [_without_version_check(block) for block in blocks]
         ctx.save_for_backward(
@@ -155,10 +156,6 @@ def split_gradient(
     """The gradients of a prefix and of the layer's output, in its dtype, from that of their sum."""
     d_output = gradient.to(dtype) if need_output and gradient is not None and dtype is not None else None
     return gradient if need_prefix else None, d_output
-
-
-def _chip_of(tensor: Tensor) -> Any:
-    return None if tensor.is_meta and not dry_runs else device_for(tensor.device)
 
 
 def _without_version_check(bank: Tensor) -> Tensor:

@@ -99,7 +99,11 @@ class PipelineBlocks:
             raise ValueError(f"received has {len(received)} blocks and must have {expected}.")
         inputs = [*received, *([] if prefix is None else [prefix])]
         kept = self._recall(stage, inputs) if is_backward() else self._take(stage, inputs)
-        return [*(_enter_graph(kept, inputs) if kept else []), *received]
+        if kept is None:
+            return [*received]
+        # What a backward of inputs asks for the gradients of; the node has to depend on it.
+        anchors = [tensor for tensor in inputs if tensor.requires_grad] or [torch.empty(0, requires_grad=True)]
+        return [*_Enter.apply(kept, *anchors), *received]
 
     def leave(self, stage: int, blocks: Sequence[Tensor], prefix: Tensor | None = None) -> list[Tensor]:
         """What a stage sends on, after it has run.
@@ -131,8 +135,10 @@ class PipelineBlocks:
         if not is_backward():
             self._kept[later].append(kept)
         if any(tensor.requires_grad for tensor in sent):
-            return _leave_graph(kept, sent, blocks)
-        _hook_blocks(kept, blocks)
+            return list(_Leave.apply(kept, len(sent), *sent, *blocks))
+        for i, block in enumerate(blocks):  # the kept blocks' gradients are added where the stage's own arrive
+            if block.requires_grad:
+                block.register_hook(functools.partial(_add, kept, i))
         return sent
 
     def _take(self, stage: int, inputs: list[Tensor]) -> _KeptBlocks | None:
@@ -229,47 +235,14 @@ class _KeptBlocks:
             )
 
 
-def _enter_graph(kept: _KeptBlocks, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The kept blocks in the later stage's graph.
-
-    Args:
-        kept: blocks [..., D].
-        inputs: what a backward of inputs asks for the gradients of.
-
-    Returns:
-        The blocks.
-    """
-    anchors = [tensor for tensor in inputs if tensor.requires_grad]
-    return list(_Enter.apply(kept, *(anchors or [torch.empty(0, requires_grad=True)])))
-
-
-def _leave_graph(kept: _KeptBlocks, sent: Sequence[Tensor], blocks: Sequence[Tensor]) -> list[Tensor]:
-    """What a stage sends, through a node that adds the kept blocks' gradients.
-
-    Args:
-        kept: made of the blocks.
-        sent: tensors.
-        blocks: of the earlier stage's graph.
-
-    Returns:
-        The tensors to send, with the same values.
-    """
-    return list(_Leave.apply(kept, len(sent), *sent, *blocks))
-
-
-def _hook_blocks(kept: _KeptBlocks, blocks: Sequence[Tensor]) -> None:
-    """Adds the kept blocks' gradients where the stage's own gradients of the blocks arrive."""
-    for i, block in enumerate(blocks):
-        if block.requires_grad:
-            block.register_hook(functools.partial(_add, kept, i))
-
-
 def _add(kept: _KeptBlocks, i: int, gradient: Tensor) -> Tensor:
     kept_gradient = kept.take_once(i)
     return gradient if kept_gradient is None else gradient + kept_gradient
 
 
 class _Enter(torch.autograd.Function):
+    """The kept blocks in the later stage's graph, which depend on its inputs."""
+
     @staticmethod
     def forward(ctx, kept, *anchors):  # type: ignore[no-untyped-def]
         ctx.kept = kept
@@ -285,6 +258,8 @@ class _Enter(torch.autograd.Function):
 
 
 class _Leave(torch.autograd.Function):
+    """What a stage sends, with the same values; the backward adds the kept blocks' gradients to those of the blocks."""
+
     @staticmethod
     def forward(ctx, kept, n_sent, *tensors):  # type: ignore[no-untyped-def]
         ctx.kept = kept

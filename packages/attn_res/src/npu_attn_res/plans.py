@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 from npu_tiling.calls import Empty
-from npu_tiling.partials import choose_sum, sum_partials_kernel
-from npu_tiling.plans import Plan, Slot
+from npu_tiling.partials import add_partials, choose_sum
+from npu_tiling.plans import Plan
 from torch import Tensor
 
 from . import reference
@@ -128,7 +128,9 @@ def backward(p: Plan, call: Backward) -> tuple[Any, ...]:
     gradients = [p.new(each) for each in wanted["dblocks"]]
     if call.stacked and gradients[0] is not None and call.prefix is not None:
         # Kernels write the gradients of blocks that count alone.
-        zero(p, _behind(p, gradients[0], 0 if call.device_count is not None else call.n_blocks))
+        capacity, *shape = gradients[0].shape
+        n_blocks, strides = 0 if call.device_count is not None else call.n_blocks, gradients[0].strides
+        zero(p, p.view(gradients[0], (capacity - n_blocks, *shape), strides, n_blocks * strides[0]))
     dprefix_sum = p.new(wanted["dprefix_sum"])
     if not dh.numel():
         return gradients, dprefix_sum, *(zero(p, p.new(wanted[name])) for name in ("dquery", "drms_weight")), dweight
@@ -155,7 +157,9 @@ def backward(p: Plan, call: Backward) -> tuple[Any, ...]:
             dweights = _backward_of_rows(p, call, tiling, v, dh, h, prefix, dprefix, dprefix_sum)
             return gradients, dprefix_sum, *dweights, dweight
     if prefix is not None:
-        return *_backward_by_pytorch(p, call, dh, wanted), dweight
+        makes = [*wanted["dblocks"], *(wanted[name] for name in ("dprefix_sum", "dquery", "drms_weight"))]
+        *dblocks, dprefix_sum, dquery, dnorm = p.torch(_compute_backward, call, dh, makes=makes)
+        return dblocks, dprefix_sum, dquery, dnorm, dweight
     return gradients, dprefix_sum, *backward_of_columns(p, call, v.in_tables(p), dh), dweight
 
 
@@ -205,7 +209,7 @@ def _backward_of_rows(
             **({"needed": v.to.needed} if on_cuda else {}),
         },
     )
-    return add_partials(p, dg, query, norm, call.need_weights)
+    return gradients_from_dg(p, dg, query, norm, call.need_weights)
 
 
 def gradient_of_h(p: Plan, call: Any) -> tuple[Any, Any]:
@@ -243,19 +247,11 @@ def gradient_of_h(p: Plan, call: Any) -> tuple[Any, Any]:
         sizes={"n_tokens": n_tokens, "s_dy": stride_of(dy), "s_dh": stride_of(dh)},
     )
     if dweight is not None:
-        decision = "sum of doutput_rms_weight"
-        p.launch(
-            sum_partials_kernel,
-            decision,
-            p.choose(decision, choose_sum(width, p.chip)).grid,
-            reads={"p_partials": partials},
-            writes={"p_total": dweight},
-            sizes={"n_partials": grid},
-        )
+        add_partials(p, "sum of doutput_rms_weight", partials, dweight)
     return total, dweight
 
 
-def add_partials(p: Plan, partials: Any, query: Any, norm: Any, needed: Sequence[bool]) -> tuple[Any, Any]:
+def gradients_from_dg(p: Plan, partials: Any, query: Any, norm: Any, needed: Sequence[bool]) -> tuple[Any, Any]:
     """Adds a launch that makes dquery and drms_weight, where needed, of fp32 partial sums of dg [n, D]."""
     if partials is None:
         return None, None
@@ -280,21 +276,8 @@ def zero(p: Plan, memory: Any) -> Any:
     return memory
 
 
-def _behind(p: Plan, blocks: Slot, n_blocks: int) -> Any:
-    """What lies behind the first n blocks of [capacity, ..., D]."""
-    capacity, *shape = blocks.shape
-    return p.view(blocks, (capacity - n_blocks, *shape), blocks.strides, n_blocks * blocks.strides[0])
-
-
 def _transposed(p: Plan, statistic: Any) -> Any:
     return p.view(statistic, statistic.shape[::-1], statistic.strides[::-1])
-
-
-def _backward_by_pytorch(p: Plan, call: Backward, dh: Any, wanted: dict[str, Any]) -> tuple[Any, ...]:
-    """The definition's gradients of blocks, prefix, query and rms_weight."""
-    makes = [*wanted["dblocks"], *(wanted[name] for name in ("dprefix_sum", "dquery", "drms_weight"))]
-    *dblocks, dprefix_sum, dquery, dnorm = p.torch(_compute_backward, call, dh, makes=makes)
-    return dblocks, dprefix_sum, dquery, dnorm
 
 
 def _compute_backward(call: Backward, dh: Tensor) -> Any:

@@ -18,7 +18,7 @@ from npu_tiling.calls import Empty
 from npu_tiling.doctor import version
 from npu_tiling.launch import CountTiling
 from npu_tiling.plans import Distance, Given, Plan, Reached, Slot
-from npu_tiling.rows import layout_of
+from npu_tiling.rows import row_stride as stride_of_rows
 
 from .ascend import tiling as ascend
 from .cuda import tiling as cuda
@@ -139,12 +139,8 @@ def sources_with_prefix(
 
 
 def row_stride(rows: Any, from_dimension: int = 0) -> Any:
-    """Elements from one row of a slot to the next; None where rows do not follow one another at one stride.
-
-    `from_dimension`: of the slot's first entry along the dimensions before.
-    """
-    layout = layout_of(rows.shape[from_dimension:], [rows.strides[from_dimension:]])
-    return layout.strides[0][1] if layout is not None and layout.n_outer == 1 else None
+    """See npu_tiling/rows.py; `from_dimension`: of the slot's first entry along the dimensions before."""
+    return stride_of_rows(rows.shape[from_dimension:], rows.strides[from_dimension:])
 
 
 def followed(p: Plan, rows: Any, from_dimension: int = 0) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -93,11 +92,19 @@ def explain(
     if kv_heads is not None:
         if heads is None or gate or residual or quantised or bias or return_fp32 or pitch:
             raise ValueError("kv_heads goes with heads, and with no other option of x or y.")
-        sizes = (tokens // heads, width, dtype, heads, kv_heads)
-        projection = partial(_run_projection, *sizes, casting_mode, weight_dtype, backward)
-        return explain_run(
-            f"RMSNorm of q and k, {tokens // heads} tokens in {dtype},", projection, chosen_chip(chip), names=NAMES
-        )
+        qkv = leaf(tokens // heads, (heads + 2 * kv_heads) * width, dtype=dtype, gradient=backward)
+        q_weight, k_weight = both = [leaf(width, dtype=weight_dtype or dtype, gradient=backward) for _ in range(2)]
+
+        def run_projection() -> Mapping[str, int]:
+            found = qk_rms_norm(qkv, q_weight, k_weight, heads, kv_heads, casting_mode=casting_mode)
+            normalised = nbytes((found.q, found.k))
+            moved = {"forward": 2 * normalised + nbytes(both)}  # v is not read
+            if backward:
+                moved["backward"] = nbytes((*found, *both)) + normalised + nbytes(gradients(found, (qkv, *both)))
+            return moved
+
+        named = f"RMSNorm of q and k, {tokens // heads} tokens in {dtype},"
+        return explain_run(named, run_projection, chosen_chip(chip), names=NAMES)
     x = _rows(tokens, width, dtype, heads, pitch).requires_grad_(backward)
     other = _rows(tokens, width, dtype, heads).requires_grad_(backward) if gate or residual else None
     shape = (width,) if heads is None else (heads, width)
@@ -125,28 +132,6 @@ def explain(
 
     named = "RMSNorm of x + residual" if residual else "gated RMSNorm" if gate else "RMSNorm"
     return explain_run(f"{named}, {tokens} x {width} in {dtype},", run, chosen_chip(chip), names=NAMES)
-
-
-def _run_projection(
-    tokens: int,
-    width: int,
-    dtype: str,
-    heads: int,
-    kv_heads: int,
-    casting_mode: str,
-    weight_dtype: str | None,
-    backward: bool,
-) -> Mapping[str, int]:
-    """Calls `qk_rms_norm`; the bytes that have to move. v is not read forward."""
-    qkv = leaf(tokens, (heads + 2 * kv_heads) * width, dtype=dtype, gradient=backward)
-    q_weight, k_weight = weights = [leaf(width, dtype=weight_dtype or dtype, gradient=backward) for _ in range(2)]
-    results = qk_rms_norm(qkv, q_weight, k_weight, heads, kv_heads, casting_mode=casting_mode)
-    normalised = nbytes((results.q, results.k))
-    moved = {"forward": 2 * normalised + nbytes(weights)}
-    if backward:
-        read = nbytes((*results, *weights)) + normalised
-        moved["backward"] = read + nbytes(gradients(results, (qkv, *weights)))
-    return moved
 
 
 def _rows(tokens: int, width: int, dtype: str, heads: int | None, pitch: int | None = None) -> Tensor:

@@ -1,4 +1,7 @@
-"""Collectives that operators call inside. A group of processes is given by its name."""
+"""Collectives that operators call inside. A group of processes is given by its name.
+
+Later releases of PyTorch warn of the older names. Gloo takes tensors of one dimension alone.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ def ranks(group: str) -> int:
 def sum_(values: Tensor, group: str) -> None:
     """The sum over the ranks, in place. Values that are not contiguous are copied for it, and back."""
     sent = values.contiguous()
-    _all_reduce(group, sent)
+    dist.all_reduce(sent, dist.ReduceOp.SUM, group=group_named(group))
     if sent is not values:
         values.copy_(sent)
 
@@ -25,27 +28,14 @@ def sum_(values: Tensor, group: str) -> None:
 def gather(values: Tensor, group: str) -> Tensor:
     """The values [...] of each rank, [ranks, ...]."""
     gathered = values.new_empty((ranks(group), *values.shape))
-    _all_gather(group, gathered, values.contiguous())
+    run = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    run(gathered.view(-1), values.contiguous().view(-1), group=group_named(group))
     return gathered
 
 
 def sum_of_own(values: Tensor, group: str) -> Tensor:
     """This rank's part [...] of the sum of values [ranks, ...] over the ranks."""
     own = values.new_empty(values.shape[1:])
-    _reduce_scatter(group, own, values.contiguous())
-    return own
-
-
-def _all_reduce(group: str, values: Tensor) -> None:
-    dist.all_reduce(values, dist.ReduceOp.SUM, group=group_named(group))
-
-
-# Later releases warn of the older names. Gloo takes tensors of one dimension alone.
-def _all_gather(group: str, gathered: Tensor, values: Tensor) -> None:
-    run = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    run(gathered.view(-1), values.view(-1), group=group_named(group))
-
-
-def _reduce_scatter(group: str, own: Tensor, values: Tensor) -> None:
     run = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    run(own.view(-1), values.view(-1), group=group_named(group))
+    run(own.view(-1), values.contiguous().view(-1), group=group_named(group))
+    return own

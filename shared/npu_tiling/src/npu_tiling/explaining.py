@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .calls import flat
 from .chips import Device
 from .launch import PlannedCall, dry_run
-from .plans import Launch, New, Plan, Slot, Torch
+from .plans import Launch, New, Plan, Slot, Torch, slots_in
 
 
 class Definition(NamedTuple):
@@ -429,7 +428,7 @@ def _explained(direction: str, launch: Launch, later: Sequence[Any]) -> Explaine
 def _called(direction: str, step: Torch) -> TorchCall:
     written = [*step.writes, *filter(None, step.made)]
     numbers = {slot.number for slot in step.writes}
-    read = [slot for slot in _slots(step.arguments) if slot.number not in numbers]
+    read = [slot for slot in slots_in(step.arguments) if slot.number not in numbers]
     name = _name_of(step)
     place: dict[str, Any] = {
         "direction": direction,
@@ -457,11 +456,6 @@ def _name_of(step: Torch) -> str:
     return name.strip("_")
 
 
-def _slots(values: Any) -> list[Slot]:
-    """Slots among arguments, those in lists and tuples too."""
-    return [each for each in flat(values) if isinstance(each, Slot)]
-
-
 def _memory_of(tiling: Any) -> int | None:
     device = getattr(tiling, "device", None)
     declared: int | None = getattr(tiling, "shared_bytes" if getattr(device, "kind", "") == "cuda" else "ub_bytes", None)
@@ -470,14 +464,14 @@ def _memory_of(tiling: Any) -> int | None:
 
 def _adder(launch: Launch, later: Sequence[Any]) -> str:
     """What adds partial sums that a launch wrote: a kernel, or PyTorch's sum of them."""
-    written = {slot.base for slot in _slots(launch.writes.values())}
+    written = {slot.base for slot in slots_in(launch.writes.values())}
     for step in later:
         if isinstance(step, Launch):
             partials = step.reads.get(_PARTIALS)
             if isinstance(partials, Slot) and partials.base in written:
                 return step.kernel
         elif isinstance(step, Torch) and step.made:
-            if written & {slot.base for slot in _slots(step.arguments)}:
+            if written & {slot.base for slot in slots_in(step.arguments)}:
                 name = _name_of(step)
                 if name.startswith("sum"):
                     return f"PyTorch's sum ({step.origin.place})"

@@ -59,6 +59,12 @@ def layout_of(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> RowLayo
     return RowLayout(outer[0], inner[0], tuple(zip(outer[1], inner[1], strict=True)))
 
 
+def row_stride(shape: Sequence[int], strides: Sequence[int]) -> int | None:
+    """Elements from one row of a tensor to the next; None where rows do not follow one another at one stride."""
+    layout = layout_of(shape, [strides])
+    return layout.strides[0][1] if layout is not None and layout.n_outer == 1 else None
+
+
 def may_overlap(tensor: torch.Tensor) -> bool:
     """Whether two elements of a tensor may be one place in memory, as in an expanded one: nothing may be written to it."""
     if tensor.is_contiguous():

@@ -7,7 +7,7 @@ from npu_tiling import arguments
 from npu_tiling.dtensor import is_distributed
 from torch import Tensor
 
-from ..checks import check_eps
+from ..checks import check_eps, check_output_dtype
 from ..reference import scaled_query
 from .operator import KEYS, Keys
 
@@ -61,9 +61,7 @@ def attn_res_keys(
         arguments.floating("prefix", prefix)
         arguments.shape("prefix", prefix, (*bank.shape[:-2], width))
         arguments.device("prefix", prefix, bank, "the bank's")
-    if output_dtype is not None and output_dtype not in (*arguments.DTYPES, torch.float64):
-        allowed = "torch.float32, torch.bfloat16, torch.float16, on a CPU torch.float64, or None"
-        raise TypeError(f"output_dtype is {output_dtype} and must be {allowed}.")
+    check_output_dtype(output_dtype)
     if is_distributed((bank, prefix, query)):
         raise TypeError("bank, prefix and query must be plain tensors: of DTensors pass what to_local() returns.")
     eps, scale = check_eps("rms_eps", rms_eps), arguments.number("scale", scale)

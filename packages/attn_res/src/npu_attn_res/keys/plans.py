@@ -28,7 +28,7 @@ from npu_tiling.device import tl, triton
 from npu_tiling.launch import Tiling
 from npu_tiling.partials import add_partials
 from npu_tiling.plans import Plan
-from npu_tiling.rows import layout_of
+from npu_tiling.rows import row_stride
 
 from ..formula import load_rows, rms_inverse, store_rows
 from ..plans import zero
@@ -446,18 +446,11 @@ def _sources(p: Plan, call: Any) -> tuple[dict[str, Any], dict[str, int]]:
     """Pointers to the sources, and sizes and strides. Blocks lie at one stride, and tokens do; others are copied."""
     bank, prefix = call.bank, followed(p, call.prefix)
     *leading, n_blocks, width = bank.shape
-    rows = _rows_of_tokens(bank.shape, bank.strides)
+    # From one token to the next: 0 where there are no elements.
+    rows = 0 if 0 in bank.shape else row_stride((*leading, width), (*bank.strides[:-2], bank.strides[-1]))
     if rows is None or bank.strides[-2] * n_blocks > INT32_END:  # offsets in a tile have 32 bits
         bank = p.contiguous(bank)
         rows = n_blocks * width
     pointers = {"p_v": bank if n_blocks else prefix, "p_prefix": prefix}
     sizes = {"n_blocks": n_blocks, "n_tokens": prod(leading), "s_block": bank.strides[-2], "s_token": rows}
     return pointers, {**sizes, "s_prefix": stride_of(prefix)}
-
-
-def _rows_of_tokens(shape: Any, strides: Any) -> int | None:
-    """Elements from one token of a bank to the next; None where they do not follow one another at one stride."""
-    if 0 in shape:
-        return 0
-    layout = layout_of((*shape[:-2], shape[-1]), [(*strides[:-2], strides[-1])])
-    return layout.strides[0][1] if layout is not None and layout.n_outer == 1 else None

@@ -39,7 +39,7 @@ from ..formula import (
     store_rows,
     store_statistic,
 )
-from ..plans import FP32, add_partials, forward, gradient_of_h, gradients, weighted_sum, zero
+from ..plans import FP32, forward, gradient_of_h, gradients, gradients_from_dg, weighted_sum, zero
 from ..records import Forward
 from ..shape import Shape, Task
 from ..sources import followed, row_stride, sources_of, stride_of, whole_rows, widest
@@ -216,8 +216,9 @@ def phase1(p: Plan, call: Phase1) -> tuple[Any, ...]:
 
 def _of_one_layer(p: Plan, call: Phase1) -> tuple[Any, ...]:
     """The first phase of one layer is `attn_res` with an h that is not rounded."""
-    width, weights = call.queries.shape[-1], [call.queries, call.rms_weight]
-    query, rms_weight = (_as_row(p, each) for each in weights)
+    weights: list[Any] = [call.queries, call.rms_weight]
+    query, rms_weight = (p.view(each, each.shape[-1:], each.strides[-1:]) for each in weights)  # [1, D] or [D] as [D]
+    width = query.shape[-1]
     layer = Forward(
         blocks=call.blocks,
         device_count=None,
@@ -238,11 +239,6 @@ def _of_one_layer(p: Plan, call: Phase1) -> tuple[Any, ...]:
     o = p.view(h, (n_tokens, 1, width), (width, width, 1))
     lse = p.view(lse, (1, n_tokens), (n_tokens, 1))
     return o, lse, *((p.view(score, (*score.shape, 1), (n_tokens, 1, 1)), rstd) if call.save else (None, None))
-
-
-def _as_row(p: Plan, weight: Any) -> Any:
-    """[1, D] or [D] as [D]."""
-    return p.view(weight, weight.shape[-1:], weight.strides[-1:])
 
 
 def phase1_backward(p: Plan, call: Phase1Backward) -> tuple[Any, ...]:
@@ -343,4 +339,4 @@ def merge_backward(p: Plan, call: MergeBackward) -> tuple[Any, ...]:
         writes={"p_do": do, "p_dlse": dlse, "p_dprefix_sum": dprefix_sum, "p_dg": dg},
         sizes=dict(zip(("s_dh", "s_dprefix", "s_o", "s_new_prefix"), strides, strict=True)) | {"n_tokens": n_tokens},
     )
-    return do, dlse, dprefix_sum, *add_partials(p, dg, query, norm, call.need_weights), dweight
+    return do, dlse, dprefix_sum, *gradients_from_dg(p, dg, query, norm, call.need_weights), dweight

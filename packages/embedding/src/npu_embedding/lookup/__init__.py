@@ -15,7 +15,7 @@ from npu_tiling.calls import Empty
 from npu_tiling.dispatch import Function, OperatorLibrary, apply
 from npu_tiling.operators import Operator
 from npu_tiling.plans import Plan, Slot
-from npu_tiling.rows import layout_of
+from npu_tiling.rows import row_stride
 from torch import Tensor
 
 from .. import reference
@@ -124,11 +124,8 @@ def _as_matrix(p: Plan, dy: Any, n: int) -> Any:
     """dy [..., D] as rows [n, D] with one stride, which is a copy where it has none."""
     if dy.dim() == 2:
         return dense_rows(p, dy)
-    layout, width = layout_of(dy.shape, [dy.strides]), dy.shape[-1]
-    if layout is None or layout.n_outer > 1:
-        return p.view(p.contiguous(dy), (n, width), (width, 1))
-    ((_, step),) = layout.strides
-    return p.view(dy, (n, width), (step, 1))
+    step, width = row_stride(dy.shape, dy.strides), dy.shape[-1]
+    return p.view(p.contiguous(dy), (n, width), (width, 1)) if step is None else p.view(dy, (n, width), (step, 1))
 
 
 FORWARD = Operator(LIBRARY, "forward", Forward, ["out"], plan=forward, reference=reference.forward, forward_mode=True)
