@@ -108,9 +108,14 @@ def moved(launch: Any) -> int:
     return sum(traffic.read + traffic.written for traffic in launch.arguments.values())
 
 
+def changed(record: LaunchRecord, constants: Mapping[str, object]) -> dict[str, object]:
+    """A recorded launch's constants, with others for those that its kernel has."""
+    return {name: constants.get(name, value) for name, value in record.constants.items()}
+
+
 def required(record: LaunchRecord, constants: Mapping[str, object], toolchain: str = "1.1.0", **options: object) -> int:
     """The Unified Buffer that a compiler asks for, where it refuses a tile and has reused every buffer that it can."""
-    given, more = {**record.constants, **constants}, {**record.options, **options}
+    given, more = changed(record, constants), {**record.options, **options}
     report = compile_kernel(record.kernel, record.signature, given, soc=FAMILIES[0], toolchain=toolchain, options=more)
     assert not report.fits and report.required_ub_bytes is not None
     return report.required_ub_bytes
@@ -146,7 +151,7 @@ def fits_everywhere(
         compile_kernel(
             kernel or record.kernel,
             record.signature,
-            {**record.constants, **constants},
+            changed(record, constants),
             soc=soc,
             toolchain=toolchain,
             options=record.options if options is None else options,

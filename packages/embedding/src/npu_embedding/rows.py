@@ -91,7 +91,6 @@ class RowKernel:
         name: the kernel's, and what it does where several entries are of one kernel.
         tiles: the tiles that it keeps in the Unified Buffer at once, as the compilers of CANN 8.5, 9.0 and 9.1 plan it, for
             a shape; and whether rows of a tile move at once, which takes other buffers.
-        has_rows: whether it has a tile of several rows, BLOCK_M.
         flag: its constant that says whether rows of a tile move at once; empty: it has none.
         unit: rows of a tile are a multiple of it.
         one_by_one: a program takes single rows where those of a tile do not move at once.
@@ -100,7 +99,6 @@ class RowKernel:
 
     name: str
     tiles: Callable[[RowShape, bool], list[Tile]]
-    has_rows: bool = True
     flag: str = ""
     unit: int = 1
     one_by_one: bool = False
@@ -149,9 +147,7 @@ class RowTiling(CountTiling):
 
 def row_tiling(kernel: RowKernel, shape: RowShape, block_m: int, block_n: int, *, why: str, decided_at: str) -> RowTiling:
     """That of a tile of so many rows and columns."""
-    blocks: dict[str, int] = {"N": shape.width, "BLOCK_N": block_n}
-    if kernel.has_rows:
-        blocks["BLOCK_M"] = block_m
+    blocks: dict[str, int] = {"N": shape.width, "BLOCK_N": block_n, "BLOCK_M": block_m}
     moves_tiles = block_m > 1 and fills_units(block_n, shape)
     if kernel.flag:
         blocks[kernel.flag] = moves_tiles

@@ -35,18 +35,15 @@ ROWS = 2  # of a tile of a part of a row on Ascend: fewer would not keep row red
 
 
 class ChunkKernel(Enum):
-    """The kernels over chunks of logits: name, and whether it computes statistics and writes in place, over the logits."""
+    """The kernels over chunks of logits."""
 
-    def __init__(self, function: str, computes_statistics: bool, writes_in_place: bool) -> None:
-        self.function, self.computes_statistics, self.writes_in_place = function, computes_statistics, writes_in_place
-
-    STATISTICS = ("cross_entropy_statistics_kernel", True, False)
-    GRADIENT = ("cross_entropy_gradient_kernel", False, True)
-    BOTH = ("cross_entropy_kernel", True, True)
-    EXPONENTIALS = ("cross_entropy_exponentials_kernel", True, True)
-    DISTRIBUTIONS = ("distribution_statistics_kernel", True, False)
-    DISTRIBUTION_GRADIENT = ("distribution_gradient_kernel", False, True)
-    DISTILLATION = ("distillation_kernel", True, True)
+    STATISTICS = "cross_entropy_statistics_kernel"
+    GRADIENT = "cross_entropy_gradient_kernel"
+    BOTH = "cross_entropy_kernel"
+    EXPONENTIALS = "cross_entropy_exponentials_kernel"
+    DISTRIBUTIONS = "distribution_statistics_kernel"
+    DISTRIBUTION_GRADIENT = "distribution_gradient_kernel"
+    DISTILLATION = "distillation_kernel"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,26 +105,8 @@ class ChunkTiling(Tiling):
 
     @property
     def blocks(self) -> dict[str, int | bool]:
-        """The constants of every kernel over chunks."""
+        """The constants that follow from the blocks, of kernels over chunks."""
         return {"N": self.shape.width, "BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "TAIL_N": self.tail_n}
-
-    def flags(self, *, is_padded: bool, barrier: bool, tiles: int) -> dict[str, int | bool]:
-        """The other constants that follow from the tiling.
-
-        Args:
-            is_padded: the logits' memory has whole tiles of rows.
-            barrier: the threads of a program meet before one overwrites elements that another may have to read.
-            tiles: the padded number of a row's tiles.
-        """
-        kernel = self.shape.kernel
-        if kernel is ChunkKernel.EXPONENTIALS:
-            return {"TILES": tiles, "PADDED": is_padded, "BARRIER": barrier}
-        found: dict[str, int | bool] = {}
-        if kernel in (ChunkKernel.STATISTICS, ChunkKernel.BOTH, ChunkKernel.DISTRIBUTIONS, ChunkKernel.DISTILLATION):
-            found["PADDED"] = is_padded
-        if kernel.writes_in_place:
-            found["BARRIER"] = barrier and self.shape.written_itemsize < self.shape.itemsize
-        return found
 
     @property
     def tiles(self) -> int:
@@ -195,7 +174,7 @@ class AscendTiling(ChunkTiling):
     @property
     def constants(self) -> dict[str, int | bool]:
         padded = ceil(self.tiles / _NUMBERS) * _NUMBERS
-        return {**self.blocks, **self.flags(is_padded=self.block_m <= ROWS, barrier=False, tiles=padded)}
+        return {**self.blocks, "TILES": padded, "PADDED": self.block_m <= ROWS, "BARRIER": False}
 
     @property
     def options(self) -> dict[str, int]:
@@ -284,7 +263,7 @@ def tiles(shape: ChunkShape, device: Device, tail: int, *, streams: bool) -> lis
         arithmetic = _ROW_TILES + 2 * shape.transformed + shape.argmax
         return [*found, Tile("row", ("BLOCK_M", tail), FP32, arithmetic)]
     block = ("BLOCK_M", "BLOCK_N")
-    computes_statistics = shape.kernel.computes_statistics
+    computes_statistics = shape.kernel not in (ChunkKernel.GRADIENT, ChunkKernel.DISTRIBUTION_GRADIENT)
     found.append(Tile("logits read", block, shape.itemsize, 2))
     if shape.written_itemsize:
         found.append(Tile("gradient, fp32", block, FP32, 1 if computes_statistics else 2))
@@ -341,7 +320,11 @@ class CudaTiling(ChunkTiling):
 
     @property
     def constants(self) -> dict[str, int | bool]:
-        return {**self.blocks, **self.flags(is_padded=False, barrier=True, tiles=power_of_two(self.tiles))}
+        shape = self.shape
+        # Where narrower elements are written over the logits, the threads of a program meet before one overwrites what
+        # another may have to read; and where E is written, which is scaled later.
+        meets = shape.kernel is ChunkKernel.EXPONENTIALS or 0 < shape.written_itemsize < shape.itemsize
+        return {**self.blocks, "TILES": power_of_two(self.tiles), "PADDED": False, "BARRIER": meets}
 
     @property
     def options(self) -> dict[str, int]:

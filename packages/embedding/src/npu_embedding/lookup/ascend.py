@@ -342,7 +342,7 @@ def _stored(shape: RowShape) -> list[Tile]:
 
 GATHER = RowKernel("gather_rows_kernel", _gather_tiles, flag="GATHER")  # the compiler moves rows that fill units as a tile
 SUMS = RowKernel("sum_rows_kernel", _sums_tiles)
-PARTIALS = RowKernel("add_partials_kernel", _partials_tiles, has_rows=False)
+PARTIALS = RowKernel("add_partials_kernel", _partials_tiles)
 
 
 def gather_tiling(shape: RowShape) -> RowTiling:
