@@ -198,6 +198,7 @@ def test_sums_over_rows_are_the_same_bits_every_time(device, dtype):
 def test_few_rows_take_one_program_and_many_one_for_each_core():
     chip = npu_tiling.soc("Ascend910B4")
     launch = row_tiling(RowKernel.LOSSES, chip)
-    assert launch.grid(0, summed=True) == launch.grid(4 * launch.block_m, summed=True) == 1
-    assert launch.grid(4 * launch.block_m + 1, summed=True) == launch.grid(4 * launch.block_m + 1, summed=False) == 5
-    assert launch.grid(10**6, summed=True) == chip.vector_cores
+    rows = launch.constants["BLOCK_M"]
+    assert launch.grid_of_sums(0) == launch.grid_of_sums(4 * rows) == 1
+    assert launch.grid_of_sums(4 * rows + 1) == launch.grid(4 * rows + 1) == 5
+    assert launch.grid_of_sums(10**6) == chip.vector_cores

@@ -126,9 +126,9 @@ def test_partial_sums_in_tiles_of_one_row_are_added_in_order(toolchain):
     """An fp32 weight of 70000 elements: CANN 9.0 and 9.1 leave out a barrier where such a sum has two buffers."""
     width, n_partials, soc = 70000, 2, "Ascend910B4"
     tiling = choose_sum(width, npu_tiling.soc(soc))
-    assert tiling.rows == 1
+    assert tiling.constants["BLOCK_M"] == 1
     partials, dw = torch.randn(n_partials, width), torch.full((width,), float("nan"))
     with npu_offline.emulate(soc, toolchain=toolchain, checks=True, distinct=True):
-        sum_partials_kernel[(tiling.grid,)](partials, dw, n_partials, **tiling.constants, **tiling.options)
-    first = slice(0, tiling.columns)  # of the programs that run
+        sum_partials_kernel[(tiling.grid(1),)](partials, dw, n_partials, **tiling.constants, **tiling.options)
+    first = slice(0, tiling.constants["BLOCK_N"])  # of the programs that run
     assert torch.allclose(dw[first], partials.sum(0)[first], rtol=1e-6, atol=1e-6)

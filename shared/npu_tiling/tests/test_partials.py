@@ -16,18 +16,18 @@ WIDTHS = (1, 7, 100, 512, 4096, 8192, 16384, 40000, 262144)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_programs_cover_every_column(width, device):
     tiling = choose_sum(width, device)
-    assert tiling.columns * -(-width // tiling.columns) >= width
-    assert 1 <= tiling.grid <= device.max_grid
-    assert tiling.constants == {"N": width, "BLOCK_M": tiling.rows, "BLOCK_N": tiling.columns}
+    assert tiling.constants["N"] == width
+    assert tiling.column_blocks * tiling.constants["BLOCK_N"] >= width
+    assert tiling.grid(1) == tiling.column_blocks <= device.max_grid
 
 
 def test_every_core_gets_columns():
-    assert choose_sum(4096, B4).grid == B4.vector_cores
-    assert choose_sum(1, B4).grid == 1
+    assert choose_sum(4096, B4).grid(1) == B4.vector_cores
+    assert choose_sum(1, B4).grid(1) == 1
 
 
 def test_a_single_row_has_one_buffer_on_ascend():
-    assert choose_sum(262144, B4).rows == 1
+    assert choose_sum(262144, B4).constants["BLOCK_M"] == 1
     assert choose_sum(262144, B4).options == {"multibuffer": False}
     assert choose_sum(512, B4).options == {}
 

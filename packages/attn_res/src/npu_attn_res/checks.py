@@ -116,7 +116,8 @@ def check_bank(
     _check_count(n_blocks, n_all, prefix)
     _check_layer_output(layer_output, prefix)
     _check_weights(*weights, prefix, "the prefix's")
-    check_output_dtype(output_dtype)
+    if output_dtype is not None:
+        check_output_dtype(output_dtype)
     if flags["append"]:
         _check_append(bank, n_blocks, n_all)
     if flags["in_place"] and (row_stride(prefix.shape, prefix.stride()) is None or may_overlap(prefix)):
@@ -213,8 +214,8 @@ def check_rows_like(name: str, tensor: Any, like: Tensor, of: str) -> None:
 
 
 def check_output_dtype(dtype: Any) -> None:
-    """A floating dtype, or None."""
-    if dtype is not None and dtype not in (*arguments.DTYPES, torch.float64):
+    """A floating dtype."""
+    if dtype not in (*arguments.DTYPES, torch.float64):
         allowed = "torch.float32, torch.bfloat16, torch.float16, on a CPU torch.float64, or None"
         raise TypeError(f"output_dtype is {dtype} and must be {allowed}.")
 

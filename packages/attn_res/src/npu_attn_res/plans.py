@@ -36,7 +36,6 @@ from .sources import (
     Sources,
     choose,
     followed,
-    row_stride,
     sources_of,
     sources_on_chip,
     sources_with_prefix,
@@ -145,7 +144,7 @@ def backward(p: Plan, call: Backward) -> tuple[Any, ...]:
             task=Task.BACKWARD,
             width=v.width,
             itemsize=v.dtype.itemsize if prefix is None else widest(dh, v.blocks[0], prefix),
-            row_stride=max(v.s_token, row_stride(dh), stride_of(prefix), stride_of(dprefix)),
+            row_stride=max(v.s_token, stride_of(dh), stride_of(prefix), stride_of(dprefix)),
             n_sources=sources_on_chip(call.n_blocks, p.chip),
             prefix=prefix is not None,
             fp32_dh=dh.dtype == FP32,
@@ -203,7 +202,7 @@ def _backward_of_rows(
             "n_tokens": v.n_tokens,
             "s_block": v.s_block,
             "s_token": v.s_token,
-            "s_dh": row_stride(dh),
+            "s_dh": stride_of(dh),
             "s_prefix": stride_of(prefix),
             "s_dprefix": stride_of(dprefix),
             **({"needed": v.to.needed} if on_cuda else {}),
@@ -261,7 +260,7 @@ def gradients_from_dg(p: Plan, partials: Any, query: Any, norm: Any, needed: Seq
     p.launch(
         attn_res_add_partials_kernel,
         decision,
-        p.choose(decision, choose_sum(width, p.chip)).grid,
+        p.choose(decision, choose_sum(width, p.chip)).grid(1),
         reads={"p_partials": partials, "p_query": query, "p_rms_weight": norm},
         writes={"p_dquery": dquery, "p_drms_weight": dnorm},
         sizes={"n_partials": n_partials},
@@ -315,7 +314,7 @@ def forward_of_columns(p: Plan, call: Forward, v: Sources, results: dict[str, An
 
 def backward_of_columns(p: Plan, call: Backward, v: Sources, dh: Any) -> tuple[Any, Any]:
     """The gradients of query and rms_weight; those of the blocks are written where `v` says."""
-    do = p.view(dh, (v.n_tokens, 1, v.width), (row_stride(dh), v.width, 1))
+    do = p.view(dh, (v.n_tokens, 1, v.width), (stride_of(dh), v.width, 1))
     score: Any = call.score
     score = p.view(score, (*score.shape, 1), (*score.strides, 1))
     return gradients(p, v, do, score, call.rstd, None, (call.query, call.rms_weight), call.need_weights)

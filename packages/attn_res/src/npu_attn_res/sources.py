@@ -18,7 +18,7 @@ from npu_tiling.calls import Empty
 from npu_tiling.doctor import version
 from npu_tiling.launch import CountTiling
 from npu_tiling.plans import Distance, Given, Plan, Reached, Slot
-from npu_tiling.rows import row_stride as stride_of_rows
+from npu_tiling.rows import row_stride
 
 from .ascend import tiling as ascend
 from .cuda import tiling as cuda
@@ -104,7 +104,7 @@ def sources_of(
     if stacked:
         followed_blocks = [followed(p, blocks[0], 1)]
     else:
-        strides = {row_stride(block) for block in blocks}
+        strides = {row_stride(block.shape, block.strides) for block in blocks}
         alike = len(strides) == 1 and None not in strides
         followed_blocks = [block if alike else p.contiguous(block) for block in blocks]
     takes_tuples = p.chip.kind == "cuda" and not in_tables and _has_tuples()
@@ -114,6 +114,7 @@ def sources_of(
         at, to = _in_tables(p, followed_blocks, gradients)
     first, of_block = followed_blocks[0], int(stacked)
     shape = first.shape[of_block:]
+    s_token: Any = row_stride(shape, first.strides[of_block:])
     return Sources(
         blocks=followed_blocks,
         stacked=stacked,
@@ -124,7 +125,7 @@ def sources_of(
         n_tokens=prod(shape[:-1]),
         width=shape[-1],
         s_block=first.strides[0] if stacked else 0,
-        s_token=row_stride(first, of_block),
+        s_token=s_token,
     )
 
 
@@ -138,19 +139,19 @@ def sources_with_prefix(
     return sources_of(p, call.blocks, gradients, stacked=call.stacked), prefix
 
 
-def row_stride(rows: Any, from_dimension: int = 0) -> Any:
-    """See npu_tiling/rows.py; `from_dimension`: of the slot's first entry along the dimensions before."""
-    return stride_of_rows(rows.shape[from_dimension:], rows.strides[from_dimension:])
-
-
 def followed(p: Plan, rows: Any, from_dimension: int = 0) -> Any:
-    """The slot, copied if its rows do not lie at one stride; None for None."""
-    return rows if rows is None or row_stride(rows, from_dimension) is not None else p.contiguous(rows)
+    """The slot, copied if its rows do not lie at one stride; None for None.
+
+    `from_dimension`: rows of the slot's first entry along the dimensions before.
+    """
+    if rows is None or row_stride(rows.shape[from_dimension:], rows.strides[from_dimension:]) is not None:
+        return rows
+    return p.contiguous(rows)
 
 
-def stride_of(rows: Any) -> int:
-    """`row_stride` of a slot that is `followed`; 0 for None."""
-    return 0 if rows is None else row_stride(rows)
+def stride_of(rows: Any) -> Any:
+    """`row_stride` of a slot; 0 for None."""
+    return 0 if rows is None else row_stride(rows.shape, rows.strides)
 
 
 def whole_rows(p: Plan, shape: Shape) -> TokenTiling | None:

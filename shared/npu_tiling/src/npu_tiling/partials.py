@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from math import ceil
-from typing import Any, ClassVar
+from typing import Any
 
-from .budget import ALL_TILES, FP32, Block, Tile, fit, here, persistent_grid, power_of_two, round_up
+from .budget import ALL_TILES, FP32, Block, Tile, fit, here, power_of_two, round_up
 from .chips import Device
 from .device import places_below, store_block, tl, triton
-from .launch import Tiling
+from .launch import CountTiling
 from .plans import Plan, Slot
 
 
@@ -71,58 +70,40 @@ CUDA_TILES: tuple[tuple[int, int, int, int, str], ...] = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SumTiling(Tiling):
-    """Tile and grid of the launch that adds partial sums [n, width] over n.
-
-    Attributes:
-        width: elements of a row.
-        device: the chip.
-        rows, columns: of a tile; a program takes columns and loops over rows.
-        warps: of a program on CUDA.
-        decided_at: file and line of the rule, or of the table's row.
-    """
-
-    why: ClassVar[str] = "every program adds all partial sums of some columns"
-
-    width: int
-    device: Device = field(repr=False)
-    rows: int
-    columns: int
-    warps: int = 0
-    decided_at: str = field(default="", repr=False, compare=False)
-
-    @functools.cached_property
-    def grid(self) -> int:
-        return persistent_grid(ceil(self.width / self.columns), self.device, per_core=ALL_TILES)
+class SumTiling(CountTiling):
+    """Of the launch that adds partial sums [n, width] over n: a program takes columns and loops over rows."""
 
     @property
-    def constants(self) -> dict[str, int]:
-        return {"N": self.width, "BLOCK_M": self.rows, "BLOCK_N": self.columns}
-
-    @property
-    def options(self) -> dict[str, int]:
-        """Compiler options."""
-        if self.device.kind == "cuda":
-            return {"num_warps": self.warps}
+    def options(self) -> Mapping[str, Any]:
         # With two buffers for a single row CANN 9.0 and 9.1 put no barrier between the additions to it.
-        return {} if self.rows > 1 else {"multibuffer": False}
+        is_single = self.device.kind == "ascend" and self.constants["BLOCK_M"] == 1
+        return {"multibuffer": False} if is_single else super().options
+
+
+def _sum_tiling(width: int, device: Device, rows: int, columns: int, place: str, warps: int = 0) -> SumTiling:
+    return SumTiling(
+        device=device,
+        blocks=(("N", width), ("BLOCK_M", rows), ("BLOCK_N", columns)),
+        column_blocks=ceil(width / columns),
+        per_core=ALL_TILES,
+        warps=warps,
+        why="every program adds all partial sums of some columns",
+        decided_at=place,
+    )
 
 
 def choose_sum(width: int, device: Device) -> SumTiling:
     """The tiling for rows of `width` elements. On Ascend every core gets columns before one gets more than it needs."""
     if device.kind == "cuda":
         rows, columns, warps, place = next(row[1:] for row in CUDA_TILES if power_of_two(width) <= row[0])
-        columns = min(columns, power_of_two(width))
-        return SumTiling(width=width, device=device, rows=rows, columns=columns, warps=warps, decided_at=place)
+        return _sum_tiling(width, device, rows, min(columns, power_of_two(width)), place, warps)
     unit, tile = device.ub_align // FP32, ("BLOCK_M", "BLOCK_N")
     padded = round_up(width, unit)
     columns = min(padded, round_up(ceil(padded / device.vector_cores), unit))
     rows = min(device.vector_cores, MAX_ROWS, max(1, TRANSFER_BYTES // (columns * FP32)))
     tiles = [Tile("partial sums", tile, FP32, 2), Tile("sum", tile, FP32), Tile("sum over rows", tile, FP32)]
     blocks = fit(tiles, (Block("BLOCK_M", rows), Block("BLOCK_N", columns, unit, unit)), device)
-    tile_rows, tile_columns = blocks["BLOCK_M"], blocks["BLOCK_N"]
-    return SumTiling(width=width, device=device, rows=tile_rows, columns=tile_columns, decided_at=here())
+    return _sum_tiling(width, device, blocks["BLOCK_M"], blocks["BLOCK_N"], here())
 
 
 def add_partials(p: Plan, decision: str, partials: Any, total: Slot) -> None:
@@ -131,7 +112,7 @@ def add_partials(p: Plan, decision: str, partials: Any, total: Slot) -> None:
     p.launch(
         sum_partials_kernel,
         decision,
-        tiling.grid,
+        tiling.grid(1),
         reads={"p_partials": partials},
         writes={"p_total": total},
         sizes={"n_partials": partials.shape[0]},

@@ -61,7 +61,8 @@ def attn_res_keys(
         arguments.floating("prefix", prefix)
         arguments.shape("prefix", prefix, (*bank.shape[:-2], width))
         arguments.device("prefix", prefix, bank, "the bank's")
-    check_output_dtype(output_dtype)
+    if output_dtype is not None:
+        check_output_dtype(output_dtype)
     if is_distributed((bank, prefix, query)):
         raise TypeError("bank, prefix and query must be plain tensors: of DTensors pass what to_local() returns.")
     eps, scale = check_eps("rms_eps", rms_eps), arguments.number("scale", scale)

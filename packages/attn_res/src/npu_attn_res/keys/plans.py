@@ -314,12 +314,11 @@ class KeysTiling(Tiling):
 
     @property
     def constants(self) -> dict[str, int]:
-        sizes = {"ROWS": self.block_m * self.queries, "BLOCK_Q": self.queries}
+        padded = {"ROWS": self.block_m * self.queries, "BLOCK_Q": self.queries}
         if self._is_cuda:
-            sizes = {name: power_of_two(size) for name, size in sizes.items()}
-        blocks = {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "BLOCK_D": self.block_d, "ROWS": sizes["ROWS"]}
-        values = {"D": self.width, "Q": self.queries, **blocks}
-        return values if self.task == "forward" else {**values, "BLOCK_Q": sizes["BLOCK_Q"]}
+            padded = {name: power_of_two(size) for name, size in padded.items()}
+        blocks = {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "BLOCK_D": self.block_d}
+        return {"D": self.width, "Q": self.queries, **blocks, **padded}
 
     @property
     def options(self) -> dict[str, int]:

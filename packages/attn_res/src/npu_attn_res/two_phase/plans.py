@@ -42,7 +42,7 @@ from ..formula import (
 from ..plans import FP32, forward, gradient_of_h, gradients, gradients_from_dg, weighted_sum, zero
 from ..records import Forward
 from ..shape import Shape, Task
-from ..sources import followed, row_stride, sources_of, stride_of, whole_rows, widest
+from ..sources import followed, sources_of, stride_of, whole_rows, widest
 from .operator import (
     Merge,
     MergeBackward,
@@ -269,7 +269,7 @@ def merge(p: Plan, call: Merge) -> tuple[Any, ...]:
         task=Task.MERGE,
         width=prefix.shape[-1],
         itemsize=widest(prefix, x),
-        row_stride=max(row_stride(o), row_stride(prefix), stride_of(x)),
+        row_stride=max(stride_of(o), stride_of(prefix), stride_of(x)),
     )
     tiling = whole_rows(p, shape)
     if tiling is None:
@@ -291,8 +291,8 @@ def merge(p: Plan, call: Merge) -> tuple[Any, ...]:
         writes={f"p_{name}": each for name, each in results.items()},
         sizes={
             "n_tokens": n_tokens,
-            "s_o": row_stride(o),
-            "s_prefix": row_stride(prefix),
+            "s_o": stride_of(o),
+            "s_prefix": stride_of(prefix),
             "s_x": stride_of(x),
             "eps": call.eps,
             "norm_eps": call.norm_eps,

@@ -10,19 +10,18 @@ Numbers are compared in fp32: compares of integers are loops over elements on As
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from math import ceil
 from typing import Any
 
-from npu_tiling import Block, Device, Tile, collectives, fit, footprint, persistent_grid
+from npu_tiling import Block, Device, Tile, collectives, fit, footprint
 from npu_tiling.budget import FP32 as FP32_BYTES
 from npu_tiling.budget import here, power_of_two
 from npu_tiling.calls import Empty
 from npu_tiling.device import tl, triton
-from npu_tiling.launch import CountTiling, Tiling
+from npu_tiling.launch import CountTiling
 from npu_tiling.plans import Plan
 
 from .. import call
@@ -476,48 +475,38 @@ class RowKernel(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowTiling(Tiling):
-    """Blocks for any number of rows.
-
-    Attributes:
-        kernel: which one.
-        device: the chip.
-        block_m: rows of a tile.
-    """
+class RowTiling(CountTiling):
+    """Tiles of `per_program` rows of one of the kernels."""
 
     kernel: RowKernel
-    device: Device = field(repr=False)
-    block_m: int
-    decided_at: str = field(default="", repr=False, compare=False)
 
-    @property
-    def why(self) -> str:
-        return f"{self.block_m} rows a tile"
-
-    def grid(self, rows: int, *, summed: bool) -> int:
-        """Programs for that many rows; `summed`: where several of them leave partial sums."""
-        tiles = ceil(rows / self.block_m)
+    def grid_of_sums(self, rows: int) -> int:
+        """Programs for that many rows, where several of them leave partial sums."""
         single = 1 if self.kernel.loads_weights else _SINGLE_PROGRAM_TILES
-        return 1 if summed and tiles <= single else persistent_grid(tiles, self.device)
+        return 1 if ceil(rows / self.per_program) <= single else self.grid(rows)
 
     @property
     def ub_bytes(self) -> int:
         """Unified Buffer that the declared tiles take."""
-        return footprint(_tiles(self.kernel), {"BLOCK_M": self.block_m}, self.device)
-
-    @property
-    def constants(self) -> dict[str, int]:
-        return {"BLOCK_M": self.block_m}
-
-    @property
-    def options(self) -> dict[str, int]:
-        return {"num_warps": 4} if self.device.kind == "cuda" else {}
+        return footprint(_tiles(self.kernel), self.constants, self.device)
 
     def smaller(self) -> RowTiling | None:
         """Half of the rows."""
-        if self.device.kind == "cuda" or self.block_m <= _MIN_ROWS:
+        if self.device.kind == "cuda" or self.per_program <= _MIN_ROWS:
             return None
-        return dataclasses.replace(self, block_m=self.block_m // 2)
+        return _tiling_of(self.kernel, self.device, self.per_program // 2)
+
+
+def _tiling_of(kernel: RowKernel, device: Device, rows: int) -> RowTiling:
+    return RowTiling(
+        kernel=kernel,
+        device=device,
+        blocks=(("BLOCK_M", rows),),
+        per_program=rows,
+        per_core=1,
+        why=f"{rows} rows a tile",
+        decided_at=here(),
+    )
 
 
 def partials_tiling(device: Device) -> CountTiling:
@@ -532,7 +521,7 @@ def row_tiling(kernel: RowKernel, device: Device) -> RowTiling:
     rows = _WEIGHTED_ROWS if kernel.loads_weights else _ROWS
     if device.kind == "ascend" and not kernel.loads_weights:
         rows = fit(_tiles(kernel), (Block("BLOCK_M", rows, _MIN_ROWS, _MIN_ROWS),), device)["BLOCK_M"]
-    return RowTiling(kernel=kernel, device=device, block_m=rows, decided_at=here())
+    return _tiling_of(kernel, device, rows)
 
 
 def _tiles(kernel: RowKernel) -> list[Tile]:
@@ -559,7 +548,7 @@ def target_facts(
     factors = p.new(Empty((2, _LANES), FP32))
     unfinished = None if dweight_scale is None else p.new(Empty((3,), FP32))
     tiling = row_tiling(RowKernel.TARGETS if class_weight is None else RowKernel.WEIGHTED_TARGETS, p.chip)
-    grid = tiling.grid(max(tokens, weights if options.smoothed else 0), summed=True)
+    grid = tiling.grid_of_sums(max(tokens, weights if options.smoothed else 0))
     is_exchanged = bool(options.group) and class_weight is not None
     partials = p.new(Empty((grid, _LANES), FP32)) if grid > 1 or is_exchanged else None
     sizes = {"n_rows": tokens, "ignore_index": options.ignore_index, "vocab_size": options.vocab_size}
@@ -595,7 +584,7 @@ def losses(p: Plan, facts: TargetFacts, statistics: Any, options: Options, resul
     is_reduced, tokens = options.reduction != "none", statistics.shape[1]
     is_summed = is_reduced or options.return_token_accuracy
     tiling = row_tiling(RowKernel.LOSSES, p.chip)
-    grid = tiling.grid(tokens, summed=is_summed)
+    grid = tiling.grid_of_sums(tokens) if is_summed else tiling.grid(tokens)
     partials = p.new(Empty((grid, _LANES), FP32)) if is_summed and grid > 1 else None
     names = ("loss", "z_loss", "token_accuracy", "predicted_tokens", "lse", "entropy")
     outputs = tuple(p.new(results[name]) for name in names)
@@ -645,7 +634,7 @@ def coefficients(p: Plan, facts: TargetFacts, statistics: Any, options: Options,
     p.launch(
         cross_entropy_coefficients_kernel,
         name,
-        tiling.grid(tokens, summed=False),
+        tiling.grid(tokens),
         reads={**of_rows, "p_factors": facts.gradient_factors, "p_dloss": each_loss, "p_dentropy": each_entropy},
         writes={"p_coefficients": result},
         sizes={
@@ -668,7 +657,7 @@ def join(p: Plan, parts: Any, statistics: Any) -> None:
     p.launch(
         cross_entropy_join_kernel,
         name,
-        tiling.grid(tokens, summed=False),
+        tiling.grid(tokens),
         reads={"p_parts": parts},
         writes={"p_statistics": statistics},
         sizes={"n_rows": tokens, "s_statistics": statistics.strides[0], "n_ranks": ranks},
