@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from npu_tiling import GPUResourcesError, UnifiedBufferError, is_ub_overflow, launch, soc
+from npu_tiling import GPUResourcesError, UnifiedBufferError, launch, soc
 from npu_tiling.plans import Plan, run_plan
 
 SAID = b"error: ub overflow, requires 1966592 bits while 1572864 bits available!"
@@ -114,16 +114,15 @@ def test_overflow_is_recognised_through_its_causes():
         except subprocess.CalledProcessError as error:
             raise RuntimeError("compilation failed") from error
     except RuntimeError as error:
-        assert is_ub_overflow(error)
-    assert not is_ub_overflow(ValueError("L1 overflow"))
-    assert not is_ub_overflow(None)
+        assert launch.refusal(error).error is UnifiedBufferError
+    assert launch.refusal(ValueError("L1 overflow")) is None
 
 
 def test_a_note_of_an_overflow_before_another_trial_is_no_overflow():
     """Compiler 1.2.0 says this and tries again without; what it fails with then may be anything."""
     note = "[NOTE] Ub overflow detected; automatically set enable-code-motion to false and retrying compilation."
-    assert not is_ub_overflow(RuntimeError(f"{note}\nerror: failed to run the pass pipeline"))
-    assert is_ub_overflow(RuntimeError(f"{note}\n{SAID.decode()}"))
+    assert launch.refusal(RuntimeError(f"{note}\nerror: failed to run the pass pipeline")) is None
+    assert launch.refusal(RuntimeError(f"{note}\n{SAID.decode()}")).error is UnifiedBufferError
 
 
 class OutOfResources(Exception):  # noqa: N818

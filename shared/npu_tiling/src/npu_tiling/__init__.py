@@ -22,8 +22,6 @@ from .launch import (
     MissingTritonError,
     dry_run,
     import_kernels,
-    is_out_of_resources,
-    is_ub_overflow,
     watch_launches,
 )
 from .rows import RowLayout, row_layout
@@ -53,8 +51,6 @@ __all__ = [
     "fit",
     "footprint",
     "import_kernels",
-    "is_out_of_resources",
-    "is_ub_overflow",
     "persistent_grid",
     "row_layout",
     "soc",

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from .calls import contiguous_strides
+
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.placement_types import Placement
@@ -139,11 +141,8 @@ class Shards:
         """The DTensor of this shape that each rank has a part of."""
         from torch.distributed.tensor import DTensor
 
-        shape = torch.Size(shape)
-        strides = [1] * len(shape)
-        for i in reversed(range(len(shape) - 1)):
-            strides[i] = strides[i + 1] * max(shape[i + 1], 1)
-        return DTensor.from_local(part, self.mesh, placements, run_check=False, shape=shape, stride=tuple(strides))
+        whole: dict[str, Any] = {"shape": torch.Size(shape), "stride": contiguous_strides(shape)}
+        return DTensor.from_local(part, self.mesh, placements, run_check=False, **whole)
 
 
 class _Part(torch.autograd.Function):

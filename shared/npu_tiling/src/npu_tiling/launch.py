@@ -143,13 +143,8 @@ replaced: dict[tuple[str, Any], Any] = {}
 _UB_OVERFLOW = re.compile(r"ub overflow, requires (\d+) bits while (\d+) bits available", re.IGNORECASE)
 
 
-def is_ub_overflow(error: BaseException | None) -> bool:
-    """Whether `error`, or what caused it, is the Ascend compiler's complaint that a kernel needs more Unified Buffer."""
-    return _ub_overflow(error) is not None
-
-
-def _ub_overflow(error: BaseException | None) -> re.Match[str] | None:
-    """The compiler's complaint.
+def _ub_overflow(error: BaseException) -> re.Match[str] | None:
+    """The Ascend compiler's complaint, in `error` or in what caused it, that a kernel needs more Unified Buffer.
 
     Its note that it tries again after an overflow ("Ub overflow detected; ... retrying") is no complaint: what comes of the
     trial may be an error of another kind.
@@ -163,15 +158,6 @@ def _ub_overflow(error: BaseException | None) -> re.Match[str] | None:
             if complaint:
                 return complaint
     return None
-
-
-def is_out_of_resources(error: BaseException | None) -> bool:
-    """Whether `error`, or what caused it, is Triton's complaint that a kernel needs more than a CUDA device has."""
-    return _out_of_resources(error) is not None
-
-
-def _out_of_resources(error: BaseException | None) -> BaseException | None:
-    return next((cause for cause in _causes(error) if type(cause).__name__ == "OutOfResources"), None)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -213,7 +199,7 @@ def refusal(error: BaseException) -> Refusal | None:
             f"overflows the Unified Buffer with the installed compiler (it needs {needed} bytes of {available})",
             _CURE_ASCEND,
         )
-    exceeded = _out_of_resources(error)
+    exceeded = next((cause for cause in _causes(error) if type(cause).__name__ == "OutOfResources"), None)  # Triton's
     if exceeded is not None:
         return Refusal(GPUResourcesError, f"needs more than this GPU has ({exceeded})", _CURE_CUDA)
     return None
