@@ -21,13 +21,13 @@ OPERATOR = (
 CORE = (
     "__main__ | command",
     "explaining",
-    "operators | partials",
+    "dtensor | operators | partials",
     "plans",
     "calls | collectives | launch | models",
     "arguments | dispatch | rows",
     "budget",
     "chips",
-    "device | direct | doctor | dtensor",
+    "device | direct | doctor",
 )
 
 FOLDERS = {

@@ -10,6 +10,7 @@ split along its heads, a weight [H, D] is split in the same way, and so is its g
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 
 import torch
@@ -213,7 +214,7 @@ def rms_norm(
         dtype=getattr(x, "dtype", None) if dtype is None else dtype,  # type: ignore[arg-type]
         return_fp32=return_fp32,
     )
-    y, _, fp32, *_ = _results(_check_rows, call)
+    y, _, fp32, *_ = _results(_check, call)
     return WithFP32(y, fp32) if return_fp32 else y
 
 
@@ -542,8 +543,8 @@ def _results(check: Check, call: Forward) -> Any:
     )
 
 
-def _check_norm(call: Forward) -> tuple[float, float]:
-    """Checks the arguments that all functions have. Returns eps and offset as floats."""
+def _check(call: Forward, *, added: bool = False, gated: bool = False, quantised: bool = False) -> tuple[float, float]:
+    """Checks the arguments of a function that has a residual, a gate or a quantised result. Returns eps and offset."""
     arguments.rows("x", call.x)
     shapes = (call.x.shape[-1:],) if call.x.dim() == 1 else (call.x.shape[-1:], call.x.shape[-2:])
     arguments.parameter("weight", call.weight, shapes, call.x, "x's", or_none=True)
@@ -553,50 +554,26 @@ def _check_norm(call: Forward) -> tuple[float, float]:
     arguments.one_of("casting_mode", call.casting_mode, CASTING_MODES)
     if call.in_place is not False:
         arguments.flags(in_place=call.in_place)
-    return arguments.number("eps", call.eps, least=0, finite=False), arguments.number("offset", call.offset)
-
-
-def _check_output(call: Forward) -> None:
+    numbers = arguments.number("eps", call.eps, least=0, finite=False), arguments.number("offset", call.offset)
+    if added:
+        arguments.parameter("residual", call.residual, (call.x.shape,), call.x, "x's")
+    if gated:
+        arguments.parameter("gate", call.gate, (call.x.shape,), call.x, "x's")
+        arguments.one_of("activation", call.activation, ACTIVATIONS)
+        arguments.flags(norm_before_gate=call.norm_before_gate)
+    if quantised:
+        _check_eight_bits(call)
+        return numbers
     if call.return_fp32 is not False:
         arguments.flags(return_fp32=call.return_fp32)
     if call.dtype is not call.x.dtype and call.dtype not in arguments.DTYPES:
         expected = "torch.float32, torch.bfloat16, torch.float16, x's dtype or None"
         raise TypeError(f"dtype is {call.dtype!r} and must be {expected}.")
-
-
-def _check_rows(call: Forward) -> tuple[float, float]:
-    numbers = _check_norm(call)
-    _check_output(call)
     return numbers
 
 
-def _check_added(call: Forward) -> tuple[float, float]:
-    numbers = _check_norm(call)
-    arguments.parameter("residual", call.residual, (call.x.shape,), call.x, "x's")
-    _check_output(call)
-    return numbers
-
-
-def _check_gated(call: Forward) -> tuple[float, float]:
-    numbers = _check_norm(call)
-    arguments.parameter("gate", call.gate, (call.x.shape,), call.x, "x's")
-    arguments.one_of("activation", call.activation, ACTIVATIONS)
-    arguments.flags(norm_before_gate=call.norm_before_gate)
-    _check_output(call)
-    return numbers
-
-
-def _check_quantised(call: Forward) -> tuple[float, float]:
-    numbers = _check_norm(call)
-    _check_eight_bits(call)
-    return numbers
-
-
-def _check_added_quantised(call: Forward) -> tuple[float, float]:
-    numbers = _check_norm(call)
-    arguments.parameter("residual", call.residual, (call.x.shape,), call.x, "x's")
-    _check_eight_bits(call)
-    return numbers
+_check_added, _check_gated = partial(_check, added=True), partial(_check, gated=True)
+_check_quantised, _check_added_quantised = partial(_check, quantised=True), partial(_check, added=True, quantised=True)
 
 
 def _check_eight_bits(call: Forward) -> None:
