@@ -209,13 +209,9 @@ def _weighted(call: Forward, each: Tensor | None) -> LinearCrossEntropyOutput:
         found = computed(call)
         each = torch.where(are_counted(call.target, options.ignore_index), each, 0.0)
         z_loss = None if found.z_loss is None else found.z_loss * each
-        return LinearCrossEntropyOutput(found.loss * each, z_loss, *_others(found))
+        return replaced(found, loss=found.loss * each, z_loss=z_loss)
     divisor = divisors(each, call.target, call.class_weight, call.divisor, options)
     return computed(replaced(call, divisor=divisor, options=replaced(options, reduction="mean")))
-
-
-def _others(found: LinearCrossEntropyOutput) -> tuple[Any, ...]:
-    return found.token_accuracy, found.predicted_tokens, found.lse, found.entropy
 
 
 def computed(call: Forward) -> LinearCrossEntropyOutput:

@@ -290,17 +290,14 @@ def _check_ids(
     arguments.dtype(name, ids, torch.int64, torch.int32)
     shape = target.shape
     if ids.dim() != x.dim() or ids.shape[:-1] != shape or not ids.shape[-1]:
-        raise ValueError(f"{name} has shape {tuple(ids.shape)} and must have shape {_with_ids(shape)}, K at least 1.")
+        wanted = ", ".join([*map(str, shape), "K"])
+        raise ValueError(f"{name} has shape {tuple(ids.shape)} and must have shape ({wanted}), K at least 1.")
     arguments.device(name, ids, x, "x's")
     if can_be_read(ids, target, counted):
         tokens = are_counted(target, options.ignore_index)
         if isinstance(counted, Tensor):
             tokens = tokens & listed(counted, target.numel()).view(shape)
         check_columns(name, ids, options, tokens.unsqueeze(-1))
-
-
-def _with_ids(shape: torch.Size) -> str:
-    return f"({', '.join([*map(str, shape), 'K'])})"
 
 
 def _columns(target: Tensor | None, ids: Tensor | None, ignore_index: int) -> Tensor | None:

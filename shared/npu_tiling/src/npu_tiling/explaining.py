@@ -49,13 +49,11 @@ def definition(module: str, kernel: str) -> Definition:
             if file.is_file():
                 found = _functions(file).get(kernel)
                 place = f"{file.relative_to(folder.parent)}:{1 if found is None else found.lineno}"
-                return Definition(place) if found is None else Definition(place, *_said_of(found))
+                if found is None:
+                    return Definition(place)
+                summary = (ast.get_docstring(found) or "").partition("\n")[0]
+                return Definition(place, summary, tuple(argument.arg for argument in found.args.args))
     return Definition(module)
-
-
-def _said_of(function: ast.FunctionDef) -> tuple[str, tuple[str, ...]]:
-    summary = (ast.get_docstring(function) or "").partition("\n")[0]
-    return summary, tuple(argument.arg for argument in function.args.args)
 
 
 @functools.cache

@@ -69,6 +69,7 @@ class Loss:
         task: which results.
         tiling: how they are computed.
         head: the linear layer, and the gradients.
+        factors: [N], of the tokens' losses; None: they have no factors of their own.
         targets: gradients at the targets, where E has zeros; None where nothing is made of E.
         unfinished: [3], factors that the gradients lack; None for 1.
     """
@@ -91,27 +92,22 @@ class Loss:
     def _facts_of(self, call: Any) -> None:
         """Facts of the targets, with divisors of single tokens as factors of their losses and gradients."""
         p, tiling, divisor = self.p, self.tiling, call.divisor
-        self._factors = self._gradient_factors = None  # of losses and of their gradients, [N]; None: one for all
+        self.factors = self._gradient_factors = None  # the second of the gradients of losses
         self._row_options = self.options
         if divisor is not None and divisor.dim():
-            self._factors = p.torch(_inverse, flat(p, divisor), tiling.exact, makes=Empty((divisor.numel(),), tiling.exact))
+            self.factors = p.torch(_inverse, flat(p, divisor), tiling.exact, makes=Empty((divisor.numel(),), tiling.exact))
             divisor, self._row_options = None, self.options._replace(reduction="none")
-        self._gradient_factors = self._factors
+        self._gradient_factors = self.factors
         scale = tiling.dweight_scale if tiling.shape.unfinished else None
         given = (flat(p, call.target), self._class_weight, divisor)
         self.facts = self.steps.target_facts(p, *given, self._row_options, tiling.exact, scale)
         self.unfinished = self.facts.unfinished
-        if self._factors is not None and self.unfinished is not None:
+        if self.factors is not None and self.unfinished is not None:
             # As class weights are, and with them: see `write_target_facts` in reference.py.
-            given = (self._factors, self.facts.target_weight, self.facts.gradient_factors)
+            given = (self.factors, self.facts.target_weight, self.facts.gradient_factors)
             size = p.torch(_typical_size, *given, makes=Empty((), tiling.exact))
-            self._gradient_factors = p.torch(torch.div, self._factors, size, makes=Empty(self._factors.shape, tiling.exact))
+            self._gradient_factors = p.torch(torch.div, self.factors, size, makes=Empty(self.factors.shape, tiling.exact))
             self.unfinished = p.torch(torch.mul, self.unfinished, size, makes=Empty((3,), tiling.exact))
-
-    @property
-    def has_token_factors(self) -> bool:
-        """Whether losses have factors of their own."""
-        return self._factors is not None
 
     def logits(self, tokens: slice, columns: slice) -> Chunk:
         """A chunk of logits."""
@@ -156,12 +152,12 @@ class Loss:
 
     def losses(self, statistics: Any, results: dict[str, Any]) -> tuple[Any, ...]:
         """The six outputs that the caller asked for."""
-        if self._factors is None:
+        if self.factors is None:
             return tuple(self.steps.losses(self.p, self.facts, statistics, self._row_options, results))
-        each = {name: results[name] and Empty(self._factors.shape, results[name].dtype) for name in ("loss", "z_loss")}
+        each = {name: results[name] and Empty(self.factors.shape, results[name].dtype) for name in ("loss", "z_loss")}
         loss, z_loss, *others = self.steps.losses(self.p, self.facts, statistics, self._row_options, results | each)
         number = Empty((), self.tiling.exact)
-        sums = (of and self.p.torch(torch.dot, of, self._factors, makes=number) for of in (loss, z_loss))
+        sums = (of and self.p.torch(torch.dot, of, self.factors, makes=number) for of in (loss, z_loss))
         return *sums, *others
 
 
@@ -210,7 +206,7 @@ def whole_rows(loss: Loss, statistics: Any, upstream: Upstream) -> None:
     for tokens in loss.tiling.chunks.tokens:
         chunk = loss.logits(tokens, columns)
         gradient, result = loss.head.gradient_memory(chunk.logits), part(p, statistics, tokens, 1)
-        if loss.options.group or loss.has_token_factors:
+        if loss.options.group or loss.factors is not None:
             loss.steps.statistics(p, chunk, loss.options, result, merge=False)
             loss.exchange(result)
             loss.steps.gradient(p, chunk, loss.options, gradient, loss.coefficients(tokens, statistics, upstream))
