@@ -89,7 +89,7 @@ class Formula:
 
 
 WIDTH = "the number of columns"
-_MANY_NUMBERS = 2**20  # of the most tokens that a class is tried with, at least 1024
+_MANY = 1024  # tokens of the longest sequence and of the largest batch that a class is tried with
 FLOATS = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
 
 
@@ -392,8 +392,7 @@ class _Probe:
         """Whether the same is computed of tensors of other shapes and lengths, where the module takes them."""
         x, factor, gate = self._numbers(dtypes)
         rows, gates = x.reshape(-1, self._width), None if gate is None else gate.reshape(-1, self._width)
-        many = max(_MANY_NUMBERS // self._width, 1024)
-        for leading in ((-1,), (3, 2, -1), (1, 1), (1, -1), (-1, 1), (1, many), (many, 1), (0,), (1, 0)):
+        for leading in ((-1,), (3, 2, -1), (1, 1), (1, -1), (-1, 1), (1, _MANY), (_MANY, 1), (0,), (1, 0)):
             few, shape = prod(leading), (*leading, self._width)
             taken = torch.arange(len(rows) if few < 0 else few) % len(rows)
             given = rows[taken].view(shape), None if gates is None else gates[taken].view(shape)
