@@ -411,7 +411,7 @@ class OperatorLibrary:
         """run(*arguments), gradients: to differentiate them is an error that names an operator, and not a silent zero."""
         if any(is_mapped(tensor) or _is_one_of_several(tensor) for tensor in _tensors(arguments)):
             outer = [tensor for tensor in _tensors(arguments) if tensor.requires_grad]
-            return _refused_by_outer_levels(f"{self._namespace}::{name}", run(*arguments), outer)
+            return self._refused_by_outer_levels(name, run(*arguments), outer)
         return _not_differentiable(f"{self._namespace}::{name}", run, *arguments)
 
     def __call__(self, name: str, *arguments: Any) -> Any:
@@ -466,8 +466,43 @@ class OperatorLibrary:
         """Compute an operator in plain PyTorch, which outer levels of torch.func record."""
         with plain_pytorch():
             results = function(*arguments)
-        is_gradient = name in self._gradients
-        return _refused_by_outer_levels(f"{self._namespace}::{name}", results, []) if is_gradient else results
+        return self._refused_by_outer_levels(name, results, []) if name in self._gradients else results
+
+    def _refused_by_outer_levels(self, name: str, results: Any, sources: Sequence[Tensor]) -> Any:
+        """Gradients, to differentiate which is an error that names the operator, as far as they or the sources depend on it.
+
+        For several upstream gradients at once they are computed in plain PyTorch, which autograd records, and the levels of
+        torch.func below that of vmap: they would be differentiated as if what the forward saved were constant. So a copy of
+        each is taken by an operator that PyTorch calls at those levels, where it is a gradient.
+        """
+        if not torch.is_grad_enabled():
+            return results
+
+        def refused(result: Any) -> Any:
+            if isinstance(result, Tensor):
+                for source in (result, *sources):
+                    result = self._gradient_at_outer_levels(result, source, f"{self._namespace}::{name}")
+            return result
+
+        return tree_map(refused, results)
+
+    @functools.cached_property
+    def _gradient_at_outer_levels(self) -> Any:
+        library = OperatorLibrary(f"{self._namespace}_gradients")
+        library.define(
+            "copy(Tensor value, Tensor source, str of) -> Tensor",
+            lambda value, source, of: value.clone(),
+            lambda value, source, of: torch.empty_like(value),
+            forward_mode=True,
+        )
+        library.autograd("copy", lambda run, value, source, of: _not_differentiable(of, run, value, source, of))
+        copy = library._operator("copy").default
+
+        def of_several(info: Any, dims: Any, value: Tensor, source: Tensor, of: str) -> tuple[Tensor, int | None]:
+            return copy(value, source, of), dims[0]
+
+        torch.library.register_vmap(f"{library._namespace}::copy", of_several, lib=library._library)
+        return copy
 
     def _with_tangents(self, name: str, *arguments: Any) -> Any:
         if not self._forward_mode[name]:
@@ -508,35 +543,3 @@ class _Gradient(Function):
     @staticmethod
     def backward(ctx, *gradients):  # type: ignore[no-untyped-def]
         raise NotImplementedError(f"{ctx.name} is a gradient and has none itself: there is no second derivative.")
-
-
-# Gradients for several upstream gradients at once are computed in plain PyTorch, which autograd records, and the levels of
-# torch.func below that of vmap: they would be differentiated as if what the forward saved were constant. So a copy of each
-# is taken by an operator that PyTorch calls at those levels, where it is a gradient.
-_LIBRARY = OperatorLibrary("npu_tiling")
-_LIBRARY.define(
-    "gradient(Tensor value, Tensor source, str of) -> Tensor",
-    lambda value, source, of: value.clone(),
-    lambda value, source, of: torch.empty_like(value),
-    forward_mode=True,
-)
-_LIBRARY.autograd("gradient", lambda run, value, source, of: _not_differentiable(of, run, value, source, of))
-torch.library.register_vmap(
-    "npu_tiling::gradient",
-    lambda info, dims, value, source, of: (torch.ops.npu_tiling.gradient(value, source, of), dims[0]),
-    lib=_LIBRARY._library,
-)
-
-
-def _refused_by_outer_levels(name: str, results: Any, sources: Sequence[Tensor]) -> Any:
-    """Gradients, to differentiate which is an error that names the operator, as far as they or the sources depend on it."""
-    if not torch.is_grad_enabled():
-        return results
-
-    def refused(result: Any) -> Any:
-        if isinstance(result, Tensor):
-            for source in (result, *sources):
-                result = torch.ops.npu_tiling.gradient(result, source, name)
-        return result
-
-    return tree_map(refused, results)
