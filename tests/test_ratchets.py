@@ -14,10 +14,10 @@ from tools.workspace import ROOT, read_packages
 
 # Of the sources of a package: files, lines, and of an operator the share of its lines that is device code, in hundredths.
 MOST = {
-    "npu_tiling": (20, 5855, 0),
+    "npu_tiling": (20, 5858, 0),
     "rms_norm": (23, 5112, 17),
     "embedding": (22, 5529, 28),
-    "attn_res": (29, 7025, 21),
+    "attn_res": (29, 7028, 21),
     "fused_linear_cross_entropy": (41, 10439, 16),
 }
 MOST_PARAMETERS = 35  # of a kernel, or of a function that kernels call

@@ -95,6 +95,21 @@ def test_a_list_and_a_bank_are_the_same(device, n_blocks):
         assert torch.equal(one, other) and torch.equal(one, another)
 
 
+@pytest.mark.parametrize("count", [0, 2, 3])
+@pytest.mark.parametrize("width", [banks.WIDTH, 123])
+def test_listed_blocks_behind_a_number_on_the_device_get_zeros(device, count, width):
+    bank, prefix, _, *weights = banks.tensors(device, width=width)
+    gradients = []
+    for n_blocks in (count, torch.tensor(count, device=bank.device)):
+        blocks = [block.contiguous().requires_grad_() for block in bank.unbind(1)]
+        found = attn_res_bank(blocks, n_blocks, prefix.detach().requires_grad_(), *weights)
+        given = torch.autograd.grad(found.output.sum(), blocks, materialize_grads=True, allow_unused=True)
+        gradients.append(given)
+        assert not any(each.any() for each in given[count:])
+    for one, other in zip(*gradients, strict=True):
+        depth.near(one.cpu(), other.cpu().double())
+
+
 @pytest.mark.parametrize("append", [False, True], ids=["", "appended"])
 @pytest.mark.parametrize(
     ("count", "meant"), [(-1, 0), (2**31 - 1, 5), (6, 5), (2**31, 5), (2**32 + 2, 5), (-(2**32) + 1, 0)]

@@ -125,11 +125,14 @@ def backward(p: Plan, call: Backward) -> tuple[Any, ...]:
     dh, dweight = gradient_of_h(p, call)
     wanted = call.results()
     gradients = [p.new(each) for each in wanted["dblocks"]]
+    # Kernels write the gradients of blocks that count alone.
     if call.stacked and gradients[0] is not None and call.prefix is not None:
-        # Kernels write the gradients of blocks that count alone.
         capacity, *shape = gradients[0].shape
         n_blocks, strides = 0 if call.device_count is not None else call.n_blocks, gradients[0].strides
         zero(p, p.view(gradients[0], (capacity - n_blocks, *shape), strides, n_blocks * strides[0]))
+    elif call.device_count is not None:
+        for each in gradients:
+            zero(p, each)
     dprefix_sum = p.new(wanted["dprefix_sum"])
     if not dh.numel():
         return gradients, dprefix_sum, *(zero(p, p.new(wanted[name])) for name in ("dquery", "drms_weight")), dweight
