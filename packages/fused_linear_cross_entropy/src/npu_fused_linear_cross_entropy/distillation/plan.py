@@ -48,17 +48,7 @@ def forward(p: Plan, call: Distillation) -> tuple[Any, ...]:
     results = call.results()
     outputs = [p.new(results[name]) for name in ("loss", "soft", "hard")]
     written = [each for each in outputs if each is not None]
-    p.torch(
-        _write_results,
-        losses,
-        facts.counted,
-        facts.known,
-        facts.weights,
-        facts.divisor,
-        *outputs,
-        call.options,
-        writes=written,
-    )
+    p.torch(_write_results, losses, facts, *outputs, call.options, writes=written)
     return *outputs, *gradients, unfinished
 
 
@@ -237,17 +227,10 @@ def _write_log(teacher: Tensor, probs: Tensor, bias: Tensor | None, options: Dis
 
 
 def _write_results(
-    losses: Tensor,
-    counted: Tensor | None,
-    known: Tensor | None,
-    weights: Tensor | None,
-    divisor: Tensor | int,
-    loss: Tensor,
-    soft: Tensor | None,
-    hard: Tensor | None,
-    options: DistillationOptions,
+    losses: Tensor, facts: Facts, loss: Tensor, soft: Tensor | None, hard: Tensor | None, options: DistillationOptions
 ) -> None:
     """Writes the loss and its parts, of losses [2, N] times their weights."""
+    counted, known, weights = facts.counted, facts.known, facts.weights
 
     def write(values: Tensor, into: Tensor) -> None:
         """0 where ignored, NaN where the target is outside the vocabulary."""
@@ -261,7 +244,7 @@ def _write_results(
             return
         torch.sum(values, 0, dtype=into.dtype, out=into)
         if options.reduction == "mean":
-            into.div_(divisor)
+            into.div_(facts.divisor)
 
     of_all = options.soft_weight * losses[0]
     write(of_all + options.hard_weight * losses[1] if options.hard_weight else of_all, loss)

@@ -116,9 +116,7 @@ def write_target_facts(
 
 def write_losses(
     statistics: Tensor,
-    columns: Tensor,
-    target_weight: Tensor | None,
-    factors: Tensor,
+    facts: TargetFacts,
     loss: Tensor,
     z_loss: Tensor | None,
     token_accuracy: Tensor | None,
@@ -128,7 +126,7 @@ def write_losses(
     options: Options,
 ) -> None:
     """Writes the outputs that the caller asked for, from the statistics of all rows."""
-    factors = factors[0]
+    columns, target_weight, factors = facts.columns, facts.target_weight, facts.factors[0]
     maximum, log = statistics[MAXIMUM], statistics[SUM].log()
     of_lse, nll = maximum + log, (maximum - statistics[TARGET]) + log
     e = options.label_smoothing
@@ -173,15 +171,10 @@ def _reduced(values: Tensor, factors: Tensor, options: Options, shape: torch.Siz
 
 
 def coefficients_of(
-    statistics: Tensor,
-    columns: Tensor,
-    target_weight: Tensor | None,
-    factors: Tensor,
-    dloss: Tensor | float | None,
-    dentropy: Tensor | None,
-    options: Options,
+    statistics: Tensor, facts: TargetFacts, dloss: Tensor | float | None, dentropy: Tensor | None, options: Options
 ) -> Tensor:
     """[5, tokens]: k and the factors of the gradient, for gradients of the losses and entropies (a number or [tokens])."""
+    columns, target_weight, factors = facts.columns, facts.target_weight, facts.gradient_factors
     maximum, total = statistics[MAXIMUM], statistics[SUM]
     result = statistics.new_zeros(COEFFICIENTS, statistics.shape[1])
     result[REFERENCE] = maximum
@@ -331,15 +324,13 @@ def target_facts(
 def losses(p: Plan, facts: TargetFacts, statistics: Any, options: Options, results: Results) -> tuple[Any, ...]:
     names = ("loss", "z_loss", "token_accuracy", "predicted_tokens", "lse", "entropy")
     outputs = tuple(p.new(results[name]) for name in names)
-    of_rows = (statistics, facts.columns, facts.target_weight, facts.factors)
-    p.torch(write_losses, *of_rows, *outputs, options, writes=[each for each in outputs if each is not None])
+    p.torch(write_losses, statistics, facts, *outputs, options, writes=[each for each in outputs if each is not None])
     return outputs
 
 
 def coefficients(p: Plan, facts: TargetFacts, statistics: Any, options: Options, dloss: Any, dentropy: Any) -> Any:
-    of_rows = (statistics, facts.columns, facts.target_weight, facts.gradient_factors)
     makes = Empty((COEFFICIENTS, statistics.shape[1]), statistics.dtype)
-    return p.torch(coefficients_of, *of_rows, dloss, dentropy, options, makes=makes)
+    return p.torch(coefficients_of, statistics, facts, dloss, dentropy, options, makes=makes)
 
 
 def join(p: Plan, parts: Any, statistics: Any) -> None:
