@@ -53,6 +53,7 @@ REFUSED = {
         "shifts is a tuple_iterator and must be a sequence of numbers": lambda: causal(
             torch.stack([X, X]), W, Y, shifts=iter((1, 2))
         ),
+        "shifts is a Tensor and must be a sequence of numbers": lambda: causal(X, W, Y, shifts=torch.tensor(1)),
         "class_weight is torch.sparse_coo and must be a dense tensor": lambda: loss(
             X, W, Y, class_weight=torch.ones(11).to_sparse()
         ),

@@ -276,6 +276,14 @@ def test_what_is_not_known_is_left_and_named(make, reason):
     assert type(found) is before
 
 
+def test_a_model_with_other_logits_in_evaluation_is_left_where_evaluation_is_asked_for():
+    def ours():
+        return model(logits_of=lambda self, x: self.lm_head(x) * (1.0 if self.training else 2.0))
+
+    assert patch(ours()).replaced
+    assert "otherwise in evaluation" in patch(ours(), evaluation=True).left[0].text
+
+
 def test_to_look_at_a_model_changes_nothing():
     ours = model()
     before, content = dict(vars(ours)), copy.deepcopy(ours.state_dict())

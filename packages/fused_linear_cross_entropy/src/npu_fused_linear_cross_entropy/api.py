@@ -420,7 +420,8 @@ def _heads(
             raise ValueError("shift_weights must be left out where shifts are.")
         return None
     for name, given in (("shifts", shifts), ("shift_weights", shift_weights)):
-        if given is not None and not (hasattr(given, "__len__") and hasattr(given, "__getitem__")):
+        is_sequence = hasattr(given, "__len__") and hasattr(given, "__getitem__") and getattr(given, "ndim", 1) > 0
+        if given is not None and not is_sequence:
             raise TypeError(f"{name} is a {type(given).__name__} and must be a sequence of numbers.")
     if not len(shifts):
         raise ValueError(f"shifts is {shifts} and must have at least one number.")

@@ -113,6 +113,8 @@ def _recognise(module: nn.Module, options: _Options) -> Replacement | str | None
         made = f"{_UNKNOWN}: its loss_function is no property, as transformers has it"
     elif isinstance(made := probe.logits(), str):
         made = f"{_UNKNOWN}: {made}"
+    elif options.evaluation and _Probe(module, name, training=False).logits() != made:
+        made = f"{_UNKNOWN}: it changes its logits otherwise in evaluation"
     if isinstance(made, str):
         if not probe.calls_cross_entropy():
             return made
@@ -151,10 +153,11 @@ class _Probe:
     Args:
         model: it is not called and not changed.
         name: its head's.
+        training: whether it runs as in training, or as in evaluation.
     """
 
-    def __init__(self, model: nn.Module, name: str) -> None:
-        self._model, self._name = model, name
+    def __init__(self, model: nn.Module, name: str, *, training: bool = True) -> None:
+        self._model, self._name, self._training = model, name, training
         self._vocabulary: int = model.get_submodule(name).weight.shape[0]  # type: ignore[assignment, index]
         self._hidden = torch.linspace(-1, 1, _TOKENS * 8).reshape(1, _TOKENS, 8)
         self._tokens = torch.arange(1, _TOKENS + 1)[None]
@@ -240,7 +243,7 @@ class _Probe:
     def _twin(self, kind: type[Any], module: Any, path: list[str], head: _Head) -> Any:
         first, *rest = path
         twin: Any = object.__new__(kind)
-        vars(twin).update(vars(module), training=True)
+        vars(twin).update(vars(module), training=self._training)
         modules = {name: _Anything(self._hidden, each) for name, each in module._modules.items()}
         child = module._modules[first]
         vars(twin)["_modules"] = {**modules, first: self._twin(type(child), child, rest, head) if rest else head}

@@ -267,7 +267,7 @@ def add_rms_norm(
         residual: [..., D], fp32 or x's dtype.
         weight, eps, bias, offset, casting_mode: as for `rms_norm`.
         in_place: as for `rms_norm`, where y and the residual have one dtype; no effect where they differ.
-        dtype, return_fp32: as for `rms_norm`.
+        dtype, return_fp32: as for `rms_norm`; fp64 where the residual is fp64.
 
     Returns:
         A tuple with names: y [..., D]; residual, the new one, [..., D] in its dtype; with return_fp32 fp32 [..., D].
