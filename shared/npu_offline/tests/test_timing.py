@@ -287,4 +287,5 @@ def test_command_prints_a_line_for_each_launch_and_writes_timelines(tmp_path, ca
     drawn = [event for event in json.loads(timeline.read_text())["traceEvents"] if event["ph"] == "X"]
     assert {event["pid"] for event in drawn} == {0, 1}
     assert sum(event["args"]["bytes"] for event in drawn if event["pid"] == 0) == first["moved"] / 40
-    assert main(["time", str(tmp_path), "--call", "no such call"]) == 2
+    for command in ("time", "check", "lint"):
+        assert main([command, str(tmp_path), "--call", "no such call"]) == 2

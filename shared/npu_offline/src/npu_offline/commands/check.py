@@ -17,7 +17,7 @@ from ..check.compilation import largest_that_fit
 from ..errors import OfflineError
 from ..toolchain import compilers as toolchains
 from . import execution_report
-from .options import add_limit, add_target, soc_name
+from .options import add_call, add_limit, add_target, calls_of, soc_name
 from .output import new_console, print_finding, progress, write_json
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def add_parser(commands: Subparsers) -> None:
     """Add `check` to the command line."""
     parser = commands.add_parser("check", help="compile every kernel that a package launches, and execute it with checks")
     add_target(parser)
+    add_call(parser)
     parser.add_argument("--soc", action="append", type=soc_name, metavar="NAME", help="a chip (all)")
     parser.add_argument("--toolchain", action="append", choices=toolchains.VERSIONS, help="a version (all)")
     parser.add_argument("--every-chip", action="store_true", help="compile even where chips differ in name alone")
@@ -50,7 +51,7 @@ def _run(options: argparse.Namespace) -> int:
             raise OfflineError("--compiler stands instead of --toolchain")
         versions = [toolchains.adopt(options.compiler)]
         console.print(toolchains.describe(versions[0]), markup=False)
-    calls = check.load_calls(options.target, given=options.given, grid=options.grid)
+    calls = calls_of(options)
     for version in versions:
         toolchains.tool(version, "bishengir-compile")
     with console.status("recording launches"):

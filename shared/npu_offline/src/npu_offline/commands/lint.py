@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from .. import check
-from ..errors import OfflineError
 from ..toolchain import compilers as toolchains
-from .options import add_target, soc_name
+from .options import add_call, add_target, calls_of, soc_name
 from .output import new_console, print_finding, progress, write_json
 
 if TYPE_CHECKING:
@@ -30,7 +28,7 @@ def add_parser(commands: Subparsers) -> None:
     socs = f"a chip ({', '.join(SOCS)})"
     parser.add_argument("--soc", action="append", type=soc_name, metavar="NAME", help=socs)
     parser.add_argument("--toolchain", action="append", choices=toolchains.VERSIONS, help="a version (all)")
-    parser.add_argument("--call", action="append", metavar="LABEL", help="a call, by its label (all)")
+    add_call(parser)
     parser.add_argument("--jobs", type=int, metavar="N", help="processes (all cores)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings there too")
     parser.set_defaults(run=_run)
@@ -41,12 +39,7 @@ def _run(options: argparse.Namespace) -> int:
     from ..lint import RULES
 
     console = new_console()
-    calls = check.load_calls(options.target, given=options.given, grid=options.grid)
-    if options.call:
-        unknown = set(options.call) - {label for label, _ in calls}
-        if unknown:
-            raise OfflineError(f"--call is {min(unknown)!r}, must be a label that calls() yields")
-        calls = [call for call in calls if call[0] in options.call]
+    calls = calls_of(options)
     with console.status("recording launches"):
         package = load(calls, options.soc or SOCS, options.toolchain or toolchains.VERSIONS)
     running = examine_all(package, options.jobs)

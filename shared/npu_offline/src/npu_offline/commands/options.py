@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import difflib
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, TypedDict, get_args
 
 import npu_tiling
 
+from .. import check
 from ..check.values import FORMS
+from ..errors import OfflineError
 from ..toolchain import compilers as toolchains
 
 if TYPE_CHECKING:
@@ -40,6 +42,20 @@ def add_target(parser: argparse.ArgumentParser, *, or_script: bool = False) -> N
     parser.add_argument(
         "--grid", metavar="X[,Y[,Z]]", help="the kernel's programs: numbers, arguments, cdiv(a, b), cores, cube_cores"
     )
+
+
+def add_call(parser: argparse.ArgumentParser) -> None:
+    """Which of a target's calls."""
+    parser.add_argument("--call", default="", metavar="TEXT", help="only calls whose label has this text")
+
+
+def calls_of(options: argparse.Namespace, function: str = "calls") -> list[tuple[Any, ...]]:
+    """The calls that `add_target` and `add_call` name; `function`: of a file of calls."""
+    loaded = check.load_calls(options.target, function, options.given, options.grid)
+    calls = [call for call in loaded if options.call in call[0]]
+    if options.call and not calls:
+        raise OfflineError(f"--call is {options.call!r}, must be part of a label that {function}() yields")
+    return calls
 
 
 def add_limit(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +97,7 @@ def add_what_to_time(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--clock", type=float, metavar="GHZ", help="of the cores, for a chip of which none is published: an assumption"
     )
-    parser.add_argument("--call", default="", metavar="TEXT", help="only calls whose label has this text")
+    add_call(parser)
 
 
 class Where(TypedDict):

@@ -14,7 +14,7 @@ from .. import check
 from ..errors import OfflineError, ToolchainMissingError, UnsupportedError
 from ..launches import LaunchRecord, describe_tile
 from ..module.operations import PIPES, Pipe
-from .options import add_what_to_time, assumptions, where_of
+from .options import add_what_to_time, assumptions, calls_of, where_of
 from .output import new_console, progress, write_json
 
 if TYPE_CHECKING:
@@ -52,10 +52,7 @@ def _run(options: argparse.Namespace) -> int:
     from ..timing.model import time_launch
 
     console = new_console()
-    loaded = check.load_calls(options.target, given=options.given, grid=options.grid)
-    calls = [call for call in loaded if options.call in call[0]]
-    if not calls:
-        raise OfflineError(f"--call is {options.call!r}, must be part of a label that calls() yields")
+    calls = calls_of(options)
     refused: dict[str, str] = {}
     launches = {_identity(launch): launch for launch in check.launches_of(calls, options.soc, refused)}.values()
     events = _EVENTS if options.timeline else 0

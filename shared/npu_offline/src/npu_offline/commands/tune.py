@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from .. import check
 from ..errors import OfflineError
-from .options import add_what_to_time, assumptions, where_of
+from .options import add_what_to_time, assumptions, calls_of, where_of
 from .output import new_console, progress, write_json
 
 if TYPE_CHECKING:
@@ -43,10 +42,7 @@ def _run(options: argparse.Namespace) -> int:
     from ..tune.search import search
 
     console = new_console()
-    loaded = check.load_calls(options.target, "sized_calls", options.given, options.grid)
-    calls = [call for call in loaded if options.call in call[0]]
-    if not calls:
-        raise OfflineError(f"--call is {options.call!r}, must be part of a label that sized_calls() yields")
+    calls = calls_of(options, "sized_calls")
     found: list[Tuned] = []
     for call in progress(calls, "searching", len(calls), console):
         found += search(*call, **where_of(options), jobs=options.jobs, kernel=options.kernel)
