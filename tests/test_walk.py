@@ -89,7 +89,7 @@ def case(request, monkeypatch):
     for name in ("_plans", "_functions"):
         monkeypatch.setattr(operator, name, {})
     monkeypatch.setattr(operator, "_approved", set())
-    monkeypatch.setattr(launching, "replaced", {})  # tilings that other tests refused: `choose` would hash each of ours
+    monkeypatch.setattr(launching, "replaced", {})  # tilings that other tests refused: `decide` would hash each of ours
     return limits
 
 

@@ -60,12 +60,12 @@ class Call(NamedTuple):
 
 def plan(p: Plan, call: Call):
     """A kernel with a fallback, and one that adds its partial sums."""
-    tile = p.choose("scale", Tiling(call.block))
+    tile = p.decide("scale", Tiling(call.block))
     kernel = other_kernel if call.adds == "another kernel" and tile.block < call.block else scale_kernel
     y = p.new(call.results()["y"])
     p.launch(kernel, "scale", 5, reads={"p_x": call.x}, writes={"p_y": y}, sizes={"factor": 2.0})
     if call.adds == "kernel":
-        p.choose("sum", Tiling(4))
+        p.decide("sum", Tiling(4))
         total = p.new(Empty((1,), torch.float32))
         p.launch(last_kernel, "sum", 1, reads={"p_partials": y}, writes={"p_sum": total}, sizes={"n": 1})
     elif call.adds == "sum":
@@ -77,7 +77,7 @@ def plan(p: Plan, call: Call):
         p.steps.pop()
         p.torch(torch.mul, call.x, 2.0, makes=call.results()["y"])
     elif call.adds == "decision":
-        p.choose("all of it", Tiling(64))
+        p.decide("all of it", Tiling(64))
     return (y,)
 
 

@@ -53,7 +53,7 @@ def run(monkeypatch):
         def planned(replaced):
             p = Plan(soc("Ascend910B4"), {}, replaced)
             x = p.argument(torch.empty(4))
-            p.choose("kernel", Tiling(block))
+            p.decide("kernel", Tiling(block))
             p.launch(one_kernel, "kernel", 1, reads={"p_x": x}, writes={}, sizes={})
             return p
 

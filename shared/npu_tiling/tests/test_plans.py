@@ -59,7 +59,7 @@ class Scaled(NamedTuple):
 def scale(p: Plan, call: Scaled):
     y, z = (p.new(each) for each in call.results().values())
     x = p.contiguous(call.x)
-    tile = p.choose("scale", Tile(64))
+    tile = p.decide("scale", Tile(64))
     for source, into in ((x, y), (y, z)):
         if into is not None:
             sizes = {"n": x.numel(), "factor": call.factor}
@@ -294,7 +294,7 @@ def test_a_plan_needs_no_data_and_its_tiles_can_be_set():
 
 def test_a_launch_names_every_parameter_and_no_other():
     def wrong(p, call):
-        p.choose("scale", Tile(64))
+        p.decide("scale", Tile(64))
         p.launch(scale_kernel, "scale", 1, reads={"p_x": call.x, "p_z": call.x}, writes={}, sizes={"n": 1, "factor": 1.0})
 
     plan = Plan(CHIP)
@@ -314,7 +314,7 @@ def test_a_launch_takes_the_constants_that_its_kernel_has():
 
     plan = Plan(CHIP)
     slot = plan.argument(x)
-    plan.choose("scale", Wide(64), {"FLAG": True})
+    plan.decide("scale", Wide(64), {"FLAG": True})
     with pytest.raises(TypeError, match=r"missing \[\], unknown \['FLAG'\]"):
         plan.launch(scale_kernel, "scale", 1, reads={"p_x": slot}, writes={"p_y": slot}, sizes={"n": 1, "factor": 1.0})
 
@@ -365,7 +365,7 @@ def test_launches_reach_views(launches, monkeypatch, by_address):
 
     def halves(p, call):
         y = p.new(Empty((8,), torch.float32))
-        p.choose("scale", Tile(64))
+        p.decide("scale", Tile(64))
         for start in (4, 0):
             source, into = (p.view(each, (4,), (1,), start) for each in (call.x, y))
             sizes = {"n": 4, "factor": call.factor}
@@ -463,7 +463,7 @@ def test_an_operator_without_results_returns_none(launches):
 
 def test_flags_are_constants_beside_those_of_the_tiling():
     plan = Plan(CHIP)
-    plan.choose("scale", Tile(64), flags={"BY_ROW": True})
+    plan.decide("scale", Tile(64), flags={"BY_ROW": True})
     assert Decision.of("scale", *plan.decisions["scale"]).constants == {"BLOCK": 64, "BY_ROW": True}
 
 
@@ -487,7 +487,7 @@ def halve_and_leave(one, others):
 
 
 def scale_list(p: Plan, call: Listed):
-    p.choose("scale", Tile(64))
+    p.decide("scale", Tile(64))
     ys = [p.new(each) for each in call.results(p.chip)["ys"]]
     for x, y in zip(call.xs, ys, strict=True):
         if y is not None:
@@ -539,7 +539,7 @@ def test_a_plan_knows_whether_the_tensors_of_a_list_are_aligned():
 def test_a_launch_may_be_given_tuples_of_slots(launches, by_address):
     plan, given = Plan(CHIP), []
     x, y = plan.argument(torch.empty(4)), plan.argument(torch.empty(4))
-    plan.choose("scale", Tile(64))
+    plan.decide("scale", Tile(64))
     plan.launch(
         scale_kernel, "scale", 1, reads={"p_x": (x, y)}, writes={"p_y": Reached([y, x])}, sizes={"n": 4, "factor": 1.0}
     )
@@ -658,7 +658,7 @@ def test_a_launch_is_given_descriptors(launches):
 
     def described(p, call):
         y = p.new(call.results()["y"])
-        p.choose("scale", Tile(64))
+        p.decide("scale", Tile(64))
         d_x = p.descriptor(call.x, (2, 4), describe)
         assert d_x.block == (2, 4)
         sizes = {"n": call.x.numel(), "factor": call.factor}

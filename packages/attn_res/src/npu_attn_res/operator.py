@@ -163,14 +163,14 @@ def _without_version_check(bank: Tensor) -> Tensor:
     return bank.data
 
 
-def _record(run: Any, blocks: Any, *others: Any) -> Any:
+def _with_gradient(run: Any, blocks: Any, *others: Any) -> Any:
     tensors, options = others[:_N_TENSORS], others[_N_TENSORS:]
     results = apply(_AttnRes, run, options, *tensors, *blocks)
     return (*results, *(None,) * (len(RESULTS) - len(results)))  # statistics that were not asked for
 
 
-FORWARD.autograd(_record)
-UPDATE.autograd(_record)
+FORWARD.autograd(_with_gradient)
+UPDATE.autograd(_with_gradient)
 BACKWARD.gradient()
 
 

@@ -263,7 +263,7 @@ def gradients_from_dg(p: Plan, partials: Any, query: Any, norm: Any, needed: Seq
     p.launch(
         attn_res_add_partials_kernel,
         decision,
-        p.choose(decision, choose_sum(width, p.chip)).grid(1),
+        p.decide(decision, choose_sum(width, p.chip)).grid(1),
         reads={"p_partials": partials, "p_query": query, "p_rms_weight": norm},
         writes={"p_dquery": dquery, "p_drms_weight": dnorm},
         sizes={"n_partials": n_partials},
@@ -423,7 +423,7 @@ def _choose(p: Plan, v: Sources, task: Task, n_layers: int, *, also_aligned: boo
         row_stride=v.s_token,
         aligned=v.at.aligned and also_aligned,
     )
-    tiling: TokenTiling = p.choose(str(shape), choose(shape, p.chip))
+    tiling: TokenTiling = p.decide(str(shape), choose(shape, p.chip))
     return tiling
 
 

@@ -157,7 +157,7 @@ def stride_of(rows: Any) -> Any:
 def whole_rows(p: Plan, shape: Shape) -> TokenTiling | None:
     """The tiling of a launch that takes whole rows, decided in the plan under the shape's name; None where none fit."""
     chosen = choose(shape, p.chip)
-    tiling = None if chosen is None else p.choose(str(shape), chosen)
+    tiling = None if chosen is None else p.decide(str(shape), chosen)
     return tiling if tiling is not None and tiling.has_whole_rows else None
 
 
@@ -240,7 +240,7 @@ def _fill(p: Plan, table: Slot, entries: Sequence[int | Distance]) -> None:
     """
     name, padded = "table of distances", [*entries, *[0] * (table.shape[0] - len(entries))]
     why = "a table has few entries: one program writes 16 of them"
-    p.choose(name, CountTiling(device=p.chip, blocks=(), warps=1, why=why, decided_at=here()))
+    p.decide(name, CountTiling(device=p.chip, blocks=(), warps=1, why=why, decided_at=here()))
     for first in range(0, len(padded), _ENTRIES):
         written = padded[first : first + _ENTRIES]
         sizes = {"first": first} | {f"o_{i}": each for i, each in enumerate(written)}

@@ -429,7 +429,7 @@ def add_sums(
     if not n_parts:
         return
     name += ", parts"
-    tiling = p.choose(name, parts_tiling(shape), {key: flags[key] for key in ("MEAN", "PART")})
+    tiling = p.decide(name, parts_tiling(shape), {key: flags[key] for key in ("MEAN", "PART")})
     p.launch(
         add_parts_kernel,
         name,

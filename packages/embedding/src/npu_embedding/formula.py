@@ -1,4 +1,4 @@
-"""Device code that several pages share: where rows of dy lie, and blocks of columns.
+"""Device code that several modules share: where rows of dy lie, and blocks of columns.
 
 On Ascend (`block_columns`) the last block of a row is moved back. On CUDA (`column_block`, `load_row`, `store_row`) blocks
 are powers of two, masked at the row's end where they do not divide it.

@@ -1,4 +1,4 @@
-"""What pages of kernels share: rows as kernels read them in a plan, and tiles of rows on both chips.
+"""What modules of kernels share: rows as kernels read them in a plan, and tiles of rows on both chips.
 
 Ascend: a table declares what a kernel keeps in the Unified Buffer (`RowKernel`), and the largest tile that fits is taken.
 CUDA: a block of columns is a power of two, and a table bounds it (`BlockRule`).
@@ -20,7 +20,7 @@ from npu_tiling.calls import Empty
 from npu_tiling.launch import CountTiling
 from npu_tiling.plans import Plan, Slot
 
-FLOAT, INT8, INT32, INT64 = torch.float32, torch.int8, torch.int32, torch.int64  # pages of kernels import no torch
+FLOAT, INT8, INT32, INT64 = torch.float32, torch.int8, torch.int32, torch.int64  # modules of kernels import no torch
 NAN_BITS = {torch.float32: 0x7FC00000, torch.bfloat16: 0x7FC0, torch.float16: 0x7E00}
 MIN_CHUNK = 8  # sorted positions: a shorter chunk costs more in partial sums than it spreads work
 

@@ -24,7 +24,7 @@ from npu_tiling.dispatch import exported
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-FP32, INT32, INT64 = torch.float32, torch.int32, torch.int64  # for pages of kernels, which import no PyTorch
+FP32, INT32, INT64 = torch.float32, torch.int32, torch.int64  # for modules of kernels, which import no PyTorch
 REDUCTIONS = ("mean", "sum", "none")
 DIVERGENCES = ("forward_kl", "reverse_kl", "jensen_shannon", "total_variation")
 

@@ -81,7 +81,7 @@ class Head:
     """
 
     def __init__(self, p: Plan, call: Any, layer: Linear, tiling: LossTiling) -> None:
-        p.choose("way and chunks", tiling)
+        p.decide("way and chunks", tiling)
         self._p, self._call, self.tiling, needs = p, call, tiling, tiling.shape.needs
         self.x, self.weight, self.bias, frozen = layer
         first = 0 if frozen is None else frozen.shape[1]
@@ -256,7 +256,7 @@ def check_columns(p: Plan, name: str, columns: Any, options: EachOptions) -> Non
         p.torch(tokens.check_columns, name, columns, options)
 
 
-# What steps of pages of kernels call, which import no PyTorch.
+# What steps of modules of kernels call, which import no PyTorch.
 
 
 def moved(number: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:

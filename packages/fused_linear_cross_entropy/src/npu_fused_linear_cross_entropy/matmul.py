@@ -10,7 +10,7 @@ from npu_tiling.dispatch import is_registered
 from npu_tiling.plans import Plan
 from torch import Tensor
 
-PLANS_FOR_CALLERS = True  # so that `explain` names the line that calls a function of this page (npu_tiling/plans.py)
+PLANS_FOR_CALLERS = True  # so that `explain` names the line that calls a function of this module (npu_tiling/plans.py)
 
 _COPY_BYTES = 2**24  # operands are copied in pieces of at most this
 _HALF = 2  # bytes of bf16 and fp16

@@ -126,13 +126,13 @@ class LossOperator:
         self.gradient = Gradients(
             "backward" if name == "forward" else f"{name}_backward", backward, self.forward, module, "backward"
         )
-        self.forward.autograd(self._record)
+        self.forward.autograd(self._with_gradient)
         self._flags = 3 + self.saves
 
     def upstream(self, gradients: Sequence[Any]) -> list[Any]:
         return [gradients[place] for place in self._upstream]
 
-    def _record(self, run: Callable[..., Any], *arguments: Any) -> Any:
+    def _with_gradient(self, run: Callable[..., Any], *arguments: Any) -> Any:
         """The operator where autograd may record it. A call that asks for gradients itself is not recorded."""
         if any(arguments[-self._flags :]):
             return LIBRARY.not_differentiable(self.forward.signature.name, run, *arguments)
@@ -154,7 +154,7 @@ class _Loss(Function):
         needs = operator.gradient.needs(ctx.needs_input_grad) if ctx.has_gradients else [False] * 3
         found = run(*tensors, *options, *[not ctx.has_gradients] * operator.saves, *needs)
         outputs, saved, (*gradients, unfinished) = found[: operator.outputs], found[operator.outputs : -4], found[-4:]
-        source = outputs[0].new_empty(0)  # without data: what says in a second derivative that gradients come from x
+        source = outputs[0].new_empty(0)  # a second derivative reaches it, and raises
         if ctx.has_gradients:
             ctx.save_for_backward(*gradients, unfinished, source)
         else:

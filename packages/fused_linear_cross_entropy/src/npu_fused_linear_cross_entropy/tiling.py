@@ -1,7 +1,7 @@
 """Tiles of the kernels over chunks of logits, on Ascend and on CUDA, and of the product whose epilogue stores exponentials.
 
 Ascend: blocks as large as the Unified Buffer allows, of a length that leaves the shortest tail. CUDA: powers of two, whole
-rows on chip where they are not too long. This page imports no Triton: decide.py reads it on every machine.
+rows on chip where they are not too long. This module imports no Triton: decide.py reads it on every machine.
 
 The product stores exponentials in its epilogue (sm_90). H200, ms of this kernel, of cuBLAS into bf16 alone, and of a sweep
 over fp32 logits at the memory's rate:

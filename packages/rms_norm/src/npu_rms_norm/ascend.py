@@ -440,7 +440,7 @@ class AscendTiling(RowTiling):
 
     @property
     def split(self) -> str:
-        """How programs share the rows: SPLIT of this page."""
+        """How programs share the rows: SPLIT of this module."""
         if self.shape.per_head:
             return "heads"
         return "rows" if self.shape.n_outer == 1 and self.rows > 1 else "tiles"

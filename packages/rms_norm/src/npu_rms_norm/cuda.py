@@ -535,7 +535,7 @@ class CudaTiling(RowTiling):
         rule: the row of FORWARD or BACKWARD.
         warps: of a program.
         per_core: programs resident on a core at once.
-        order: how the kernel numbers rows: ORDER of this page or, for "wide" and "shared", of wide.py.
+        order: how the kernel numbers rows: ORDER of this module or, for "wide" and "shared", of wide.py.
     """
 
     rule: Rule
@@ -661,7 +661,7 @@ def choose(shape: Shape, device: Device) -> CudaTiling:
 
 
 def _order(shape: Shape) -> str:
-    """How kernels number rows where a tile may have several: ORDER of this page."""
+    """How kernels number rows where a tile may have several: ORDER of this module."""
     if not shape.per_head:
         return shape.order
     in_tokens = not shape.backward and shape.n_outer <= MAX_HEADS and shape.n_outer * shape.n_inner <= MAX_COUNTED_ROWS

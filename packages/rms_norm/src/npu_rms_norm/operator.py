@@ -169,11 +169,11 @@ class _QKRMSNorm(Function):
         return None, *gradients, *(None,) * 6
 
 
-def _record(run: Any, *arguments: Any) -> Any:
+def _with_gradient(run: Any, *arguments: Any) -> Any:
     return apply(_RMSNorm, run, *arguments[:5], arguments[5:])
 
 
-def _record_qk(run: Any, *arguments: Any) -> Any:
+def _qk_with_gradient(run: Any, *arguments: Any) -> Any:
     q, k, q_rstd, k_rstd, _ = apply(_QKRMSNorm, run, *arguments[:-1], False)
     return q, k, q_rstd, k_rstd
 
@@ -189,10 +189,10 @@ def _qkv(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, reference.values(qkv, n_heads, n_kv_heads)
 
 
-FORWARD.autograd(_record)
+FORWARD.autograd(_with_gradient)
 BACKWARD.gradient()
 BACKWARD_.gradient()
-QK_FORWARD.autograd(_record_qk)
+QK_FORWARD.autograd(_qk_with_gradient)
 QK_BACKWARD.gradient()
 _WEIGHTS, _HEADS = "Tensor? q_weight, Tensor? k_weight", "int n_heads, int n_kv_heads"
 LIBRARY.compose(

@@ -1,6 +1,6 @@
 """The plans of forward and backward, for all chips. Both begin with the rows of a call: strides, kernel, tile and grid.
 
-Forward: one launch. It holds rows on chip or, where they are too wide, reads blocks of columns.
+Forward: one launch. It holds rows on chip, or reads them twice in blocks of columns ("wide").
 
 Backward: one launch for rows (two for "wide" rows that need dx), and one for each of dweight and dbias, which adds partial
 sums; none where a single program sees all rows and stores the gradient itself (`stores_sums`). Memory beside the results:
@@ -162,7 +162,7 @@ def forward(p: Plan, call: Forward) -> tuple[Slot | None, ...]:
     if rows.copied:
         tensors = {name: p.contiguous(each) for name, each in tensors.items()}
     weight, bias = p.contiguous(call.weight), p.contiguous(call.bias)
-    tiling = p.choose(FORWARD, rows.tiling)
+    tiling = p.decide(FORWARD, rows.tiling)
     of_chip = cuda if p.chip.kind == "cuda" else ascend
     p.launch(
         forward_wide_kernel if tiling.kernel == "wide" else of_chip.forward_kernel,
@@ -238,7 +238,7 @@ def _backward_of_rows(
     rstd = _by_head(p, call.rstd) if call.has_heads() else p.contiguous(call.rstd)
     read = {f"p_{name}": each for name, each in tensors.items() if name != "dx"}
     read |= {"p_weight": weight, "p_rstd": rstd}
-    tiling = p.choose(BACKWARD, rows.tiling)
+    tiling = p.decide(BACKWARD, rows.tiling)
     sums = parameters
     if not tiling.stores_sums:  # fp32 [splits, D] or [splits, H D]
         splits = tiling.splits // tiling.heads

@@ -154,7 +154,7 @@ def _in_one_launch(p: Plan, norms: Sequence[Any], dv: Slot, into: Sequence[Any])
     of_q: Any = q_rows.tiling
     rows = max(1, QK_BACKWARD.tile // of_q.columns)
     warps, per_core = QK_BACKWARD.warps, QK_BACKWARD.per_core
-    tiling = p.choose(NAME, dataclasses.replace(of_q, rule=QK_BACKWARD, rows=rows, warps=warps, per_core=per_core))
+    tiling = p.decide(NAME, dataclasses.replace(of_q, rule=QK_BACKWARD, rows=rows, warps=warps, per_core=per_core))
     (n_outer, n_q_inner), (_, n_k_inner) = q_rows.counts, k_rows.counts
     # Programs for q, k and v in proportion to the bytes that they move, and not more than tiles.
     moved, resident = (3 * n_q_inner, 3 * n_k_inner, 2 * n_k_inner), p.chip.vector_cores * tiling.per_core

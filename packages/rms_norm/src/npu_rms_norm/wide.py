@@ -1,4 +1,7 @@
-"""Kernels for rows that are too wide for one program to hold: they read blocks of columns, and are the same on every chip.
+"""Kernels that read a row in blocks of columns, more than once; they are the same on every chip.
+
+On Ascend rows take them that are too wide for one program to hold. On CUDA forwards of many widths do: the second read comes
+from a cache.
 
 On CUDA several programs can hold a row together: `backward_shared_kernel`, at the end.
 

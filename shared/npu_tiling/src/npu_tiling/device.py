@@ -1,6 +1,6 @@
-"""Device code that all operators share, and Triton for pages of kernels: `from npu_tiling.device import tl, triton`.
+"""Device code that all operators share, and Triton for modules of kernels: `from npu_tiling.device import tl, triton`.
 
-Where no Triton can be imported, stand-ins let such a page be imported all the same: `triton.jit` leaves a kernel the plain
+Where no Triton can be imported, stand-ins let such a module be imported all the same: `triton.jit` leaves a kernel the plain
 Python function that it decorates, whose parameters can be read and which cannot be launched.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class _Absent:
-    """Every name of Triton's that a page asks for while it is imported."""
+    """Every name of Triton's that a module asks for while it is imported."""
 
     def __init__(self, name: str) -> None:
         self.name = name

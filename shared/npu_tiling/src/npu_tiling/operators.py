@@ -22,13 +22,13 @@ _MOST_STEPS = 128  # of a plan that becomes a function: to write it costs more t
 
 
 class Operator:
-    """An operator whose calls run plans. Where tensors have no chip with kernels, its reference computes them, or a plan.
+    """An operator whose calls run plans. Without a chip `reference` computes the results, or a plan of PyTorch's functions.
 
     The first call with a key writes a plan, which runs step by step. Once all of its kernels can be called without Triton's
     JIT, the plan becomes a Python function, which later calls with that key run. They run the steps again under `use_device`
     and under a dispatch mode of PyTorch, while launches are listed, and whenever the function returns None.
 
-    Its entries, of which all but `plan` end in `_run`, which has the function, or in `_by_steps`:
+    Its entries. All but `plan` end in `_run`, which calls the function, or in `_by_steps`:
 
         again              a public function calls it first: an equal call was checked before
         __call__           a public function calls it with arguments that it has checked
@@ -65,7 +65,7 @@ class Operator:
             results: names of its results, which are keys of the record's `results`.
             plan: takes a plan and a record of slots, adds the steps of the call, and returns the slots of the results: a
                 sequence, also of one or none. Or its name, "npu_rms_norm.plans:forward": the module is then imported with
-                the first plan, for pages of plans import kernels, and kernels import Triton.
+                the first plan, for modules of plans import kernels, and kernels import Triton.
             reference: takes a record of tensors and returns the results in a sequence, where there are no kernels; None:
                 `plan` writes that too, for no chip.
             lists: those of its results that are lists, some of whose tensors may be None.
@@ -80,7 +80,7 @@ class Operator:
         self._library, self._write, self._reference = library, plan, reference
         self._key, self._returned = self.signature.key, self.signature.returned
         self._n_tensors = len(self.signature.tensors)
-        self._record: Callable[..., Any] = _record_nothing
+        self._with_gradient: Callable[..., Any] = _call
         self._as_given = False
         self._plans: dict[Hashable, Plan] = {}  # by key and chip
         self._functions: dict[Hashable, Callable[..., Any]] = {}  # by key
@@ -94,24 +94,24 @@ class Operator:
             flops=None if flops is None else lambda *arguments: flops(self.signature.call(arguments)),
         )
 
-    def autograd(self, record: Callable[..., Any], *, as_given: bool = False) -> None:
+    def autograd(self, with_gradient: Callable[..., Any], *, as_given: bool = False) -> None:
         """Set what runs where a tensor needs a gradient: mostly `apply` of a `Function`.
 
         Args:
-            record: takes `run`, the operator without its gradient, and the operator's arguments; it returns the results.
+            with_gradient: takes `run`, the operator without its gradient, and the operator's arguments; returns the results.
             as_given: it calls `run` with exactly these arguments: their key, which the operator has, is not made again.
         """
 
-        def record_if_needed(run: Callable[..., Any], *arguments: Any) -> Any:
-            return record(run, *arguments) if needs_gradient(arguments[: self._n_tensors]) else run(*arguments)
+        def if_needed(run: Callable[..., Any], *arguments: Any) -> Any:
+            return with_gradient(run, *arguments) if needs_gradient(arguments[: self._n_tensors]) else run(*arguments)
 
-        self._record, self._as_given = record, as_given
-        self._library.autograd(self.signature.name, record_if_needed)
+        self._with_gradient, self._as_given = with_gradient, as_given
+        self._library.autograd(self.signature.name, if_needed)
 
     def gradient(self) -> None:
         """Say that the operator computes a gradient: to differentiate it again is an error."""
         self._library.gradient(self.signature.name)
-        self._record = functools.partial(self._library.not_differentiable, self.signature.name)
+        self._with_gradient = functools.partial(self._library.not_differentiable, self.signature.name)
 
     def again(self, check: Hashable, call: Any) -> Any:
         """The results, if an equal call has passed `check`; None: the caller has to check the arguments and call.
@@ -128,7 +128,7 @@ class Operator:
         except (AttributeError, RuntimeError, TypeError, ValueError):  # a wrong type or layout: the check will say so
             return None
         if torch.is_grad_enabled() and needs_gradient(arguments[: self._n_tensors]):
-            return self._record(self._without_gradient(key), *arguments)
+            return self._with_gradient(self._without_gradient(key), *arguments)
         run = self._functions.get(key)
         results = None if run is None else run(*arguments)
         return self._by_steps(key, arguments, may_compile=True) if results is None else results
@@ -143,7 +143,7 @@ class Operator:
         if not is_plain:
             results = self._library(self.signature.name, *arguments)
         elif torch.is_grad_enabled() and needs_gradient(arguments[: self._n_tensors]):
-            results = self._record(self._without_gradient(key), *arguments)
+            results = self._with_gradient(self._without_gradient(key), *arguments)
         elif launching.active is not None or is_overridden():
             results = self._by_steps(key, arguments, may_compile=False)
         else:
@@ -261,6 +261,6 @@ def run_once(write: Callable[..., Any], chip: Device | None, *tensors: Tensor | 
     return run_plan(again(launching.replaced), tensors, again)[0]
 
 
-def _record_nothing(run: Callable[..., Any], *arguments: Any) -> Any:
+def _call(run: Callable[..., Any], *arguments: Any) -> Any:
     """What runs until `autograd` sets something else."""
     return run(*arguments)

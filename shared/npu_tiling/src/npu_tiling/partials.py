@@ -108,7 +108,7 @@ def choose_sum(width: int, device: Device) -> SumTiling:
 
 def add_partials(p: Plan, decision: str, partials: Any, total: Slot) -> None:
     """Adds a launch that sums `partials`, fp32 [n, total.numel()], over n into `total`, in a fixed order."""
-    tiling = p.choose(decision, choose_sum(total.numel(), p.chip))
+    tiling = p.decide(decision, choose_sum(total.numel(), p.chip))
     p.launch(
         sum_partials_kernel,
         decision,

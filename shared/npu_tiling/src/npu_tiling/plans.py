@@ -199,7 +199,7 @@ class Plan:
         arguments: slots of the call's tensors, those of lists one by one; None for None.
         steps: in the order in which they run.
         results: slots of the call's results, lists of them, or None for what is not asked for.
-        decisions: by name the latest tiling, its flags (`choose`), and the number of the first step that depends on it.
+        decisions: by name the latest tiling, its flags (`decide`), and the number of the first step that depends on it.
         aligned_lists: whether the tensors of the call's lists are aligned (`calls.are_aligned`).
         is_direct: whether all of its kernels can be called without Triton's JIT; False until an `Operator` has looked.
     """
@@ -288,7 +288,7 @@ class Plan:
             return slot
         return self.torch(torch.Tensor.contiguous, slot, makes=Empty(slot.shape, slot.dtype))
 
-    def choose(
+    def decide(
         self,
         decision: str,
         tiling: Any,
@@ -323,7 +323,7 @@ class Plan:
 
         Args:
             kernel: a `@triton.jit` function.
-            decision: the name that `choose` was given.
+            decision: the name that `decide` was given.
             grid: number of programs.
             reads, writes: slots, or tuples of them, by the name of the kernel's parameter.
             sizes: numbers by the name of the kernel's parameter.

@@ -438,7 +438,7 @@ def _choose(p: Plan, task: str, call: Any) -> KeysTiling | None:
     n_queries, width = call.query.shape
     itemsize = max(each.dtype.itemsize for each in (call.bank, call.prefix) if each is not None)
     chosen = choose(task, width, n_queries, call.bank.shape[-2], itemsize, p.chip)
-    return None if chosen is None else p.choose(_NAMES[task], chosen)
+    return None if chosen is None else p.decide(_NAMES[task], chosen)
 
 
 def _sources(p: Plan, call: Any) -> tuple[dict[str, Any], dict[str, int]]:

@@ -335,11 +335,11 @@ class _Merge(Function):
         return None, *state, *of_prefix, *dweights, None, None, None
 
 
-def _record_phase1(run: Any, queries: Any, blocks: Any, rms_weight: Any, stacked: Any, eps: Any, save: Any) -> Any:
+def _phase1_with_gradient(run: Any, queries: Any, blocks: Any, rms_weight: Any, stacked: Any, eps: Any, save: Any) -> Any:
     return apply(_Phase1, run, stacked, eps, save, queries, rms_weight, *blocks)
 
 
-PHASE1.autograd(_record_phase1)
+PHASE1.autograd(_phase1_with_gradient)
 MERGE.autograd(partial(apply, _Merge))
 PHASE1_BACKWARD.gradient()
 MERGE_BACKWARD.gradient()

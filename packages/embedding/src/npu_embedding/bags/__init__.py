@@ -248,7 +248,7 @@ def _table_offsets(value: Tensor | Sequence[int], indices: Tensor, offsets: Tens
 def bags(p: Plan, call: Bags) -> tuple[Slot]:
     """[n_bags, D] in `dtype`: one launch, two where bags may be in parts. PyTorch normalises rows of several blocks."""
     from .. import cuda
-    from . import ascend  # pages of kernels import Triton
+    from . import ascend  # modules of kernels import Triton
 
     out, (n_rows, width), n = p.new(call.results()["out"]), call.weight.shape, call.indices.numel()
     if not out.numel() or not n:
@@ -271,7 +271,7 @@ def bags(p: Plan, call: Bags) -> tuple[Slot]:
         flags["SINGLE"] = n == call.n_bags
         by_row = label == "e4m3" or (call.offsets is not None and not norm)
         chosen = ascend.bags_tiling(shape) if by_row else ascend.bag_tiles_tiling(shape)
-    tiling = p.choose(name, chosen, flags)
+    tiling = p.decide(name, chosen, flags)
     if norm and tiling.column_blocks > 1:
         (rows,) = bags(p, call._replace(eps=None, dtype=torch.float32))
         p.torch(_normalise, out, rows, call.indices, call.first_row, n_rows, call.eps, writes=[out])
@@ -301,12 +301,12 @@ def spread(p: Plan, call: Spread) -> tuple[Slot | None, Slot | None]:
         dsample = p.new(wanted["dsample"])
         return None if dx is None else fill(p, dx, 0), None if dsample is None else fill(p, dsample, 0)
     if p.chip.kind == "cuda":
-        page: Any = cuda
+        module: Any = cuda
         choose = functools.partial(cuda.norm_tiling, BLOCK_M=1) if norm else cuda.spread_tiling
     else:
-        page, choose = ascend, ascend.spread_tiles_tiling if norm else ascend.spread_tiling
+        module, choose = ascend, ascend.spread_tiles_tiling if norm else ascend.spread_tiling
     shape = RowShape(width=width, itemsize=call.dtype.itemsize, device=p.chip)
-    tiling = p.choose("embedding bags backward", choose(shape), {"MEAN": call.mean, "NORM": norm})
+    tiling = p.decide("embedding bags backward", choose(shape), {"MEAN": call.mean, "NORM": norm})
     if norm and tiling.column_blocks > 1:
         (x,) = bags(p, _forward_of(call))
         p.torch(_normalise_backward, dx, x, call.dy, call.eps, call.factor, writes=[dx])
@@ -314,7 +314,7 @@ def spread(p: Plan, call: Spread) -> tuple[Slot | None, Slot | None]:
     dy, weight = dense_rows(p, call.dy), dense_rows(p, call.weight)
     parts = p.new(None if wanted["dsample"] is None else Empty((tiling.column_blocks, n), torch.float32))
     p.launch(
-        page.spread_bags_kernel,
+        module.spread_bags_kernel,
         "embedding bags backward",
         tiling.grid(n if p.chip.kind == "cuda" else call.n_bags),
         reads={"p_dy": dy, **_ids(p, call), "p_weight": weight},
@@ -428,9 +428,9 @@ class _Bags(Function):
         return None, None, None, None, dsample, dweight, None, None
 
 
-def _record(run: Any, *arguments: Any) -> Any:
+def _with_gradient(run: Any, *arguments: Any) -> Any:
     return apply(_Bags, run, *arguments[:6], arguments[6:])
 
 
-BAGS.autograd(_record, as_given=True)
+BAGS.autograd(_with_gradient, as_given=True)
 SPREAD.gradient()

@@ -27,7 +27,7 @@ LIBRARY = OperatorLibrary("npu_embedding")
 
 def forward(p: Plan, call: Forward) -> tuple[Slot]:
     """Rows [..., D] of weight [V, D] for indices [...]: -0.0 for rows of other shards, NaN for what no shard has."""
-    from . import ascend, cuda  # pages of kernels import Triton
+    from . import ascend, cuda  # modules of kernels import Triton
 
     out, (n_rows, width), n = p.new(call.results()["out"]), call.weight.shape, call.indices.numel()
     if not out.numel():
@@ -35,12 +35,12 @@ def forward(p: Plan, call: Forward) -> tuple[Slot]:
     if not n_rows:  # an empty shard; a kernel takes no tensor without elements
         p.torch(_fill_unknown, out, call.indices, call.n_total, writes=[out])
         return (out,)
-    page, weight = cuda if p.chip.kind == "cuda" else ascend, dense_rows(p, call.weight)
+    module, weight = cuda if p.chip.kind == "cuda" else ascend, dense_rows(p, call.weight)
     shape = RowShape(width=width, itemsize=weight.dtype.itemsize, device=p.chip)
-    tiling = p.choose("embedding forward", page.gather_tiling(shape), {"NAN": NAN_BITS[weight.dtype]})
+    tiling = p.decide("embedding forward", module.gather_tiling(shape), {"NAN": NAN_BITS[weight.dtype]})
     first, s_weight = call.first_row, weight.strides[0]
     p.launch(
-        page.gather_rows_kernel,
+        module.gather_rows_kernel,
         "embedding forward",
         tiling.grid(n),
         reads={"p_index": p.contiguous(call.indices), "p_weight": as_bits(p, weight)},
@@ -62,10 +62,10 @@ def backward(p: Plan, call: Backward) -> tuple[Slot, Slot | None]:
 
     dweight, n = p.new(call.results()["dweight"]), call.indices.numel()
     gradient = _gradient(p, call)
-    page: Any = cuda if p.chip.kind == "cuda" else ascend
+    module: Any = cuda if p.chip.kind == "cuda" else ascend
     if not call.sparse:
         if dweight.numel() and n:
-            page.backward(p, gradient, dweight, choose(n, call.n_rows, dweight.shape[-1], p.chip))
+            module.backward(p, gradient, dweight, choose(n, call.n_rows, dweight.shape[-1], p.chip))
         else:
             fill(p, dweight, 0)
         return dweight, None
@@ -76,7 +76,7 @@ def backward(p: Plan, call: Backward) -> tuple[Slot, Slot | None]:
         choose(n, call.n_rows, dweight.shape[-1], p.chip)  # raises where the table has too many rows
         slot, order, rows = ascend.slots(p, gradient)
     if dweight.numel():
-        page.sum_slots(p, gradient, dweight, slot, order)
+        module.sum_slots(p, gradient, dweight, slot, order)
     return dweight, rows
 
 

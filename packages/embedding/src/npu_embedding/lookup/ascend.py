@@ -394,7 +394,7 @@ def slots(p: Plan, gradient: Gradient) -> tuple[Slot, Slot, Slot]:
     p.launch(
         find_slots_kernel,
         name,
-        p.choose(name, slots_tiling(p.chip)).grid(n),
+        p.decide(name, slots_tiling(p.chip)).grid(n),
         reads={"p_sorted": keys},
         writes={"p_slot": slot, "p_row": rows},
         sizes={"n": n, "n_rows": gradient.n_rows, "i_no_row": max(gradient.padding, 0), "n_steps": n.bit_length()},
@@ -410,7 +410,7 @@ def sum_slots(p: Plan, gradient: Gradient, values: Slot, slot: Slot, order: Slot
 def _sum_runs(p: Plan, gradient: Gradient, dweight: Slot, keys: Slot, order: Slot, key_of_row_0: int) -> None:
     """Adds the steps that write every row r: the sum of the run of key_of_row_0 + r, zeros where it has none."""
     (n_rows, width), n, name = dweight.shape, keys.numel(), "embedding backward, sums"
-    tiling = p.choose(name, sums_tiling(gradient.shape(p.chip)), gradient.flags)
+    tiling = p.decide(name, sums_tiling(gradient.shape(p.chip)), gradient.flags)
     n_chunks = chunks(tiling, n + n_rows)
     partials = p.new(Empty((2, n_chunks, width), FLOAT))
     sizes: dict[str, Any] = {"n": n, "n_rows": n_rows, "n_chunks": n_chunks, "key_of_row_0": key_of_row_0}
@@ -426,7 +426,7 @@ def _sum_runs(p: Plan, gradient: Gradient, dweight: Slot, keys: Slot, order: Slo
     if n_chunks == 1:
         return
     name, flags = "embedding backward, partial sums", {"SCALE_BY_COUNT": gradient.scale_by_count}
-    tiling = p.choose(name, partials_tiling(gradient.shape(p.chip)), flags)
+    tiling = p.decide(name, partials_tiling(gradient.shape(p.chip)), flags)
     p.launch(
         add_partials_kernel,
         name,

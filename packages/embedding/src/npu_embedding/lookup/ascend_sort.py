@@ -306,7 +306,7 @@ def sorted_keys(p: Plan, gradient: Gradient) -> tuple[Slot, Slot]:
     if is_long:  # its halves
         indices = p.view(indices, (2 * n,), (1,), dtype=INT32)
     name = "embedding backward, sort"
-    tiling = p.choose(name, sort_tiling(p.chip), flags={"LONG": is_long, **wide})
+    tiling = p.decide(name, sort_tiling(p.chip), flags={"LONG": is_long, **wide})
     p.launch(
         sort_runs_kernel,
         name,
@@ -319,7 +319,7 @@ def sorted_keys(p: Plan, gradient: Gradient) -> tuple[Slot, Slot]:
         keys, order = (p.view(each, (places,), (1,), rounds * places) for each in (keys, order))
     name = "embedding backward, merges"
     if run < blocks:
-        tiling = p.choose(name, sort_tiling(p.chip), flags=wide)
+        tiling = p.decide(name, sort_tiling(p.chip), flags=wide)
     while run < blocks:
         merged_keys, merged_order = (p.new(Empty((places,), INT32)) for _ in range(2))
         p.launch(

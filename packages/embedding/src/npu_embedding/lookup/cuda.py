@@ -413,7 +413,7 @@ def sum_slots(p: Plan, gradient: Gradient, values: Slot, slot: Slot, order: Slot
 
 def _sum_searched(p: Plan, gradient: Gradient, dweight: Slot) -> None:
     name = "embedding backward, searched"
-    tiling = p.choose(name, search_tiling(gradient.shape(p.chip)), flags=gradient.flags)
+    tiling = p.decide(name, search_tiling(gradient.shape(p.chip)), flags=gradient.flags)
     sums = gradient.indices.numel() * tiling.column_blocks
     p.launch(
         sum_searched_kernel,
@@ -431,7 +431,7 @@ def _sum_repeated(p: Plan, gradient: Gradient, dweight: Slot, rule: Rule) -> Non
     order, starts = bags_of_rows(p, gradient, rule)
     shape = RowShape(width=dy.shape[-1], itemsize=dweight.dtype.itemsize, device=p.chip)
     flags = {"FORMAT": "", "MEAN": gradient.scale_by_count, "NORM": False, "PART": PART if n > PART else 0}
-    tiling = p.choose(name, bags_tiling(shape, ROWS_OF_DY), flags)
+    tiling = p.decide(name, bags_tiling(shape, ROWS_OF_DY), flags)
     reads = {"p_index": order, "p_offsets": starts, "p_weight": dy, "p_base": None, "p_sample": None, "p_steps": None}
     bags = {"n": n, "n_bags": gradient.n_rows, "n_offsets": gradient.n_rows + 1, "n_each": 0, "n_base": 1}
     table = {"first_row": 0, "stop_row": n, "n_total": n, "i_padding": NO_ID, "s_weight": dy.strides[0]}
@@ -441,7 +441,7 @@ def _sum_repeated(p: Plan, gradient: Gradient, dweight: Slot, rule: Rule) -> Non
 def _sum_sorted(p: Plan, gradient: Gradient, dweight: Slot, indices: Sorted) -> None:
     """Adds the steps that write the sums of rows that have a gradient, and zeros in those that have no mark."""
     (n_rows, width), name = dweight.shape, "embedding backward, sums"
-    tiling = p.choose(name, sums_tiling(gradient.shape(p.chip)), flags=gradient.flags)
+    tiling = p.decide(name, sums_tiling(gradient.shape(p.chip)), flags=gradient.flags)
     n_chunks = chunks(tiling, gradient.indices.numel())
     partials = p.new(Empty((2, n_chunks, width), FLOAT))
     sorted_ = {"p_sorted": indices.rows, "p_inside": indices.inside}
@@ -456,7 +456,7 @@ def _sum_sorted(p: Plan, gradient: Gradient, dweight: Slot, indices: Sorted) -> 
     if n_chunks == 1:
         return
     name, flags = "embedding backward, partial sums", {"SCALE_BY_COUNT": gradient.scale_by_count}
-    tiling = p.choose(name, partials_tiling(gradient.shape(p.chip)), flags=flags)
+    tiling = p.decide(name, partials_tiling(gradient.shape(p.chip)), flags=flags)
     p.launch(
         add_partials_kernel,
         name,

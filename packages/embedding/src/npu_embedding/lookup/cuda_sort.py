@@ -301,7 +301,7 @@ def _ranked(p: Plan, gradient: Gradient, rule: Rule, starts: Slot | None = None)
     p.launch(
         sort_groups_kernel,
         name,
-        p.choose(name, sort_tiling(rule, p.chip, n_rows)).grid(places) + (0 if marks is None else ceil(n_rows / _ZEROED)),
+        p.decide(name, sort_tiling(rule, p.chip, n_rows)).grid(places) + (0 if marks is None else ceil(n_rows / _ZEROED)),
         reads={"p_index": gradient.indices},
         writes={"p_groups": runs, "p_marks": marks},
         sizes=gradient.sizes | {"n_groups": places // GROUP},
@@ -312,7 +312,7 @@ def _ranked(p: Plan, gradient: Gradient, rule: Rule, starts: Slot | None = None)
         p.launch(
             rank_runs_kernel,
             name,
-            p.choose(name, stage.tiling(rule, p.chip)).grid(places + (0 if starts is None or not last else n_rows + 1)),
+            p.decide(name, stage.tiling(rule, p.chip)).grid(places + (0 if starts is None or not last else n_rows + 1)),
             reads={"p_runs": runs},
             writes={
                 "p_sorted": others,
@@ -336,7 +336,7 @@ def _mark_rows(p: Plan, gradient: Gradient, keys: Slot | None) -> tuple[Slot, Sl
     p.launch(
         mark_rows_kernel,
         name,
-        p.choose(name, mark_tiling(p.chip), flags={"KEYS": keys is not None}).grid(gradient.indices.numel()),
+        p.decide(name, mark_tiling(p.chip), flags={"KEYS": keys is not None}).grid(gradient.indices.numel()),
         reads={"p_index": gradient.indices},
         writes={"p_key": keys, "p_marks": marks, "p_inside": inside},
         sizes=gradient.sizes,

@@ -146,7 +146,7 @@ def _check_tensors(ids: Tensor, table: Tensor, history: Tensor | None, ngram_siz
 
 def plan(p: Plan, call: NGram) -> tuple[Slot, Slot]:
     """The rows that are found, and their numbers, int32 [H, B, T], -1 where the table has none: one launch."""
-    from . import ascend, cuda  # pages of kernels import Triton
+    from . import ascend, cuda  # modules of kernels import Triton
 
     (n_rows, width), heads, context = call.table.shape, call.sizes.numel(), call.multipliers.shape[-1] - 1
     if n_rows >= _MAX_ROWS:
@@ -156,7 +156,7 @@ def plan(p: Plan, call: NGram) -> tuple[Slot, Slot]:
         return out, fill(p, rows, -1)
     if not n_rows:  # a kernel takes no tensor without elements
         return fill(p, out, torch.nan), fill(p, rows, -1)
-    page: Any = cuda if p.chip.kind == "cuda" else ascend
+    module: Any = cuda if p.chip.kind == "cuda" else ascend
     table, (n_batches, n_tokens), name = dense_rows(p, call.table), call.ids.shape, "n-gram embedding"
     before: Any = call.ids if call.history is None else p.contiguous(call.history)
     flags = {
@@ -169,12 +169,12 @@ def plan(p: Plan, call: NGram) -> tuple[Slot, Slot]:
         "NAN": NAN_BITS[table.dtype],
     }
     shape = RowShape(width=width, itemsize=table.dtype.itemsize, device=p.chip)
-    tiling = p.choose(name, page.choose(shape, call.concat), flags)
+    tiling = p.decide(name, module.choose(shape, call.concat), flags)
     count = {"n": n_batches * n_tokens} if p.chip.kind == "cuda" else {"n_batches": n_batches}
     p.launch(
-        page.ngram_rows_kernel,
+        module.ngram_rows_kernel,
         name,
-        page.grid(tiling, n_batches, n_tokens, heads if call.concat else 1),
+        module.grid(tiling, n_batches, n_tokens, heads if call.concat else 1),
         reads={
             "p_ids": p.contiguous(call.ids),
             "p_history": before,

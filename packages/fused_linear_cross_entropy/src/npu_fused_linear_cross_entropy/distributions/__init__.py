@@ -104,7 +104,7 @@ class _ProbabilityTargets(Function):
         return _PROBABILITY_GRADIENTS(ctx, (torch.stack((maximum, log, a, *[zero] * 4)), dfound), tensors)
 
 
-def _recorded(function: Any, operator: Operator, trained: Sequence[str]) -> Callable[..., Any]:
+def _with_gradient(function: Any, operator: Operator, trained: Sequence[str]) -> Callable[..., Any]:
     places, n = [operator.signature.tensors.index(field) for field in trained], len(operator.signature.tensors)
 
     def record(run: Callable[..., Any], *arguments: Any) -> Any:
@@ -116,5 +116,5 @@ def _recorded(function: Any, operator: Operator, trained: Sequence[str]) -> Call
     return record
 
 
-DISTRIBUTIONS.autograd(_recorded(_Distributions, DISTRIBUTIONS, (*TRAINED, "rates")))
-PROBABILITY_TARGETS.autograd(_recorded(_ProbabilityTargets, PROBABILITY_TARGETS, TRAINED))
+DISTRIBUTIONS.autograd(_with_gradient(_Distributions, DISTRIBUTIONS, (*TRAINED, "rates")))
+PROBABILITY_TARGETS.autograd(_with_gradient(_ProbabilityTargets, PROBABILITY_TARGETS, TRAINED))

@@ -14,7 +14,7 @@ from ..call import Options
 from ..head import part
 from ..tiling import ChunkKernel, ChunkShape, chunk_tiling
 
-PLANS_FOR_CALLERS = True  # so that `explain` names the line that calls a function of this page (npu_tiling/plans.py)
+PLANS_FOR_CALLERS = True  # so that `explain` names the line that calls a function of this module (npu_tiling/plans.py)
 
 
 class TargetFacts(NamedTuple):
@@ -125,5 +125,5 @@ def launch_shape(
 ) -> None:
     """Adds a launch over a chunk of that shape. Later columns are a decision of their own: another kernel for a compiler."""
     name = function.__name__ + " of later columns" * bool(flags.get("MERGE"))
-    tiling = p.choose(name, chunk_tiling(shape, p.chip), flags)
+    tiling = p.decide(name, chunk_tiling(shape, p.chip), flags)
     p.launch(function, name, tiling.grid(sizes["n_rows"]), reads=reads, writes=writes, sizes=sizes)

@@ -214,7 +214,7 @@ def scale(p: Plan, call: Scale) -> tuple[Any]:
 def _scale(p: Plan, gradient: Any, *, reads: dict[str, Any], writes: dict[str, Any]) -> None:
     name, n = "cross_entropy_scale_kernel", gradient.numel()
     if n:
-        tiling = p.choose(name, scale_tiling(gradient.dtype.itemsize, p.chip))
+        tiling = p.decide(name, scale_tiling(gradient.dtype.itemsize, p.chip))
         p.launch(cross_entropy_scale_kernel, name, tiling.grid(n), reads=reads, writes=writes, sizes={"n": n})
 
 
@@ -234,7 +234,7 @@ def scale_rows(
         added = {"p_gradient": targets.values, "p_target": targets.columns, "p_weight": weight}
         place = {"first": targets.first, "s_weight": weight.strides[0], "s_weight_column": weight.strides[1]}
     blocks, why = (("N", width), ("BLOCK_N", row_block(width, _SCALED_COLUMNS, p.chip))), "a program takes a row at a time"
-    tiling = p.choose(name, CountTiling(device=p.chip, blocks=blocks, why=why, decided_at=here()))
+    tiling = p.decide(name, CountTiling(device=p.chip, blocks=blocks, why=why, decided_at=here()))
     p.launch(
         cross_entropy_scale_rows_kernel,
         name,
@@ -258,7 +258,7 @@ def _add_target_rows(p: Plan, dweight: Any, x: Any, targets: TargetGradients) ->
     blocks = ("N", dweight.shape[0]), ("BLOCK_M", _ORDER_ROWS), ("BLOCK_N", _ORDER_COLUMNS)
     why = "rows are sorted by target, a tile of them a program at a time"
     sorting = CountTiling(device=p.chip, blocks=blocks, per_program=_ORDER_ROWS, why=why, decided_at=here())
-    sorting = p.choose(name, sorting)
+    sorting = p.decide(name, sorting)
     sizes = {"n_rows": rows, "first": targets.first}
     writes = {"p_order": order, "p_runs": runs}
     p.launch(
@@ -267,7 +267,7 @@ def _add_target_rows(p: Plan, dweight: Any, x: Any, targets: TargetGradients) ->
     name = "cross_entropy_target_rows_kernel"
     why = "a program takes a row of the weight's gradient at a time"
     blocks = ("H", width), ("BLOCK_H", row_block(width, _COLUMNS, p.chip)), ("AT_ONCE", _AT_ONCE[p.chip.kind])
-    adding = p.choose(name, CountTiling(device=p.chip, blocks=blocks, why=why, decided_at=here()))
+    adding = p.decide(name, CountTiling(device=p.chip, blocks=blocks, why=why, decided_at=here()))
     p.launch(
         cross_entropy_target_rows_kernel,
         name,

@@ -263,7 +263,7 @@ def settle(
         coefficients: [5, rows].
     """
     name, (rows, width) = "cross_entropy_settle_kernel", chunk.logits.shape
-    tiling = p.choose(name, settle_tiling(width, p.chip), flags={"FIRST": chunk.columns.start == 0})
+    tiling = p.decide(name, settle_tiling(width, p.chip), flags={"FIRST": chunk.columns.start == 0})
     of_rows = {"p_target_logit": target_logit, "p_reference": reference, "p_last": last, "p_coefficients": coefficients}
     strides = {"s_exponentials": chunk.logits.strides[0], "s_coefficients": coefficients.strides[0]}
     p.launch(

@@ -262,7 +262,7 @@ class ExponentialProduct:
         target_logit, sums = p.new(Empty((rows,), FP32)), self._sums_of(rows, parts)
         why = "a program multiplies one row of x by its target's row of the weight"
         blocks = (("N", vocabulary), ("H", width), ("BLOCK_H", 1024))
-        tiling = p.choose(name, CountTiling(device=p.chip, blocks=blocks, why=why, decided_at=here()))
+        tiling = p.decide(name, CountTiling(device=p.chip, blocks=blocks, why=why, decided_at=here()))
         sizes = {"s_x": x.strides[0], "s_weight": self._weight.strides[0], "first": self._options.vocab_first}
         p.launch(
             cross_entropy_references_kernel,
@@ -282,7 +282,7 @@ class ExponentialProduct:
         name, why = "cross_entropy_product_sums_kernel", "a program adds the sums of 32 rows over all tiles of columns"
         tile = (("BLOCK_M", _SUM_ROWS), ("BLOCK_T", _SUM_TILES))
         adding = CountTiling(device=p.chip, blocks=tile, per_program=_SUM_ROWS, why=why, decided_at=here())
-        p.choose(name, adding)
+        p.decide(name, adding)
         p.launch(
             cross_entropy_product_sums_kernel,
             name,
@@ -317,7 +317,7 @@ class ExponentialProduct:
     def _multiply(self, kernel: Any, operands: dict[str, dict[str, Any]], columns: slice) -> None:
         rows, scale = operands["reads"]["p_reference"].shape[0], scales_of(self._options)["logit_scale"]
         width, name = columns.stop - columns.start, kernel.__name__
-        tiling = self._p.choose(name, self._tiling)
+        tiling = self._p.decide(name, self._tiling)
         sizes = {"n_rows": rows, "N": width, "logit_scale": scale}
         self._p.launch(kernel, name, tiling.grid(rows, width), **operands, sizes=sizes)
 

@@ -556,7 +556,7 @@ def target_facts(
     unscale = {"unscale": 1.0 / (dweight_scale or 1.0)}
     name = "cross_entropy_targets_kernel"
     flags = {"SMALL_INDEX": abs(options.ignore_index) < _COUNTED, "SMOOTHED": options.smoothed, "MEAN": is_mean}
-    p.choose(name, tiling, {**flags, "LAST": partials is None})
+    p.decide(name, tiling, {**flags, "LAST": partials is None})
     p.launch(
         cross_entropy_targets_kernel,
         name,
@@ -572,7 +572,7 @@ def target_facts(
             of_weights = p.view(partials, (3,), (1,), 1)
             p.torch(collectives.sum_, of_weights, options.group, writes=[of_weights])
         name = "cross_entropy_factors_kernel"
-        p.choose(name, partials_tiling(p.chip), {"MEAN": is_mean, "WEIGHTED": class_weight is not None})
+        p.decide(name, partials_tiling(p.chip), {"MEAN": is_mean, "WEIGHTED": class_weight is not None})
         reads = {"p_partials": partials, "p_divisor": divisor}
         n = {"n_partials": partials.shape[0]}
         p.launch(cross_entropy_factors_kernel, name, 1, reads=reads, writes=written, sizes={**n, **unscale})
@@ -593,7 +593,7 @@ def losses(p: Plan, facts: TargetFacts, statistics: Any, options: Options, resul
     of_rows = {"p_statistics": statistics, "p_columns": facts.columns, "p_target_weight": facts.target_weight}
     name = "cross_entropy_losses_kernel"
     flags = {"TOKEN_SCALING": options.token_scaling, "REDUCED": is_reduced, "LAST": partials is None}
-    p.choose(name, tiling, flags)
+    p.decide(name, tiling, flags)
     p.launch(
         cross_entropy_losses_kernel,
         name,
@@ -610,7 +610,7 @@ def losses(p: Plan, facts: TargetFacts, statistics: Any, options: Options, resul
     )
     if partials is not None:
         name = "cross_entropy_sums_kernel"
-        p.choose(name, partials_tiling(p.chip), flags={"REDUCED": is_reduced})
+        p.decide(name, partials_tiling(p.chip), flags={"REDUCED": is_reduced})
         reads = {"p_partials": partials, "p_factors": facts.factors}
         writes = {each: written[each] for each in parameters[:3]}
         p.launch(cross_entropy_sums_kernel, name, 1, reads=reads, writes=writes, sizes={"n_partials": grid})
@@ -630,7 +630,7 @@ def coefficients(p: Plan, facts: TargetFacts, statistics: Any, options: Options,
         "EACH_ENTROPY": each_entropy is not None and each_entropy.dim() > 0,
         "TOKEN_SCALING": options.token_scaling,
     }
-    p.choose(name, tiling, flags)
+    p.decide(name, tiling, flags)
     p.launch(
         cross_entropy_coefficients_kernel,
         name,
@@ -653,7 +653,7 @@ def join(p: Plan, parts: Any, statistics: Any) -> None:
     """See `join` in reference.py."""
     ranks, _, tokens = parts.shape
     name, tiling = "cross_entropy_join_kernel", row_tiling(RowKernel.JOIN, p.chip)
-    p.choose(name, tiling)
+    p.decide(name, tiling)
     p.launch(
         cross_entropy_join_kernel,
         name,
