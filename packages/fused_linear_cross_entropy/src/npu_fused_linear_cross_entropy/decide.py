@@ -170,12 +170,18 @@ class Way(Enum):
     is known, and v is multiplied in with the products.
     """
 
-    WHOLE_ROWS = "PyTorch's product writes rows of logits; g takes their place; dx = g W, dW += g^T x"
-    EXPONENTIALS = "PyTorch's product writes rows of logits; E takes their place; dx = v (E W), dW += E^T (v x)"
-    PRODUCT = "a kernel's product writes rows of E, and no logits; dx = v (E W), dW += E^T (v x)"
-    KEPT_EXPONENTIALS = "PyTorch's product writes columns of logits; all E wait in dW's memory; dx = v (E W), dW = (v E)^T x"
-    KEPT_PRODUCT = "a kernel's product writes all E into dW's memory, and no logits; dx = v (E W), dW = (v E)^T x"
-    COLUMNS = "PyTorch's product writes columns of logits, twice; the second time g takes their place; dx += g W, dW = g^T x"
+    WHOLE_ROWS = "PyTorch's product writes rows of logits; their gradient g takes their place; dx = g W, dW += g^T x"
+    EXPONENTIALS = (
+        "PyTorch's product writes rows of logits z, then E = exp(z - k); dx = v (E W), dW += E^T (v x); v, k: a row's"
+    )
+    PRODUCT = "a kernel's product writes rows of E = exp(z - k), no logits z; dx = v (E W), dW += E^T (v x); v, k: a row's"
+    KEPT_EXPONENTIALS = (
+        "PyTorch's product writes columns of logits z; E = exp(z - k) waits in dW; dx = v (E W), dW = (v E)^T x"
+    )
+    KEPT_PRODUCT = "a kernel's product writes E = exp(z - k) to dW's memory, no logits z; dx = v (E W), dW = (v E)^T x"
+    COLUMNS = (
+        "PyTorch's product writes columns of logits, twice; then their gradient g takes their place; dx += g W, dW = g^T x"
+    )
     DISTILLATION = (
         "PyTorch's products write rows of a student's logits and of its teacher's; g takes the student's place; dx = g W,"
         " dW += g^T x"
