@@ -181,7 +181,7 @@ def test_rows_of_x_count_in_a_rank_s_budget(two_ranks):
     [
         (4096, 4096, 128256, Way.PRODUCT, 4096),
         (8192, 2048, 151936, Way.PRODUCT, 4096),
-        (8192, 4096, 32000, Way.PRODUCT, 4096),
+        (8192, 4096, 32000, Way.PRODUCT, 8192),
         (3000, 4096, 32000, Way.PRODUCT, 3000),
         (4096, 4096, 400000, Way.KEPT_PRODUCT, 4096),  # 1677 rows fit, of the 2048 that hide the weight's traffic
         (8192, 4096, 400000, Way.PRODUCT, 1408),  # more tokens than columns

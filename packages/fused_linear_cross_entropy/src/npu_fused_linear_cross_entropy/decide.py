@@ -431,9 +431,8 @@ _KEPT_BUDGET = 128 * MIB  # for a chunk of columns where logits are kept: more w
 _MIN_CHUNK_SHARE = 0.375  # of T: with fewer tokens, weight traffic costs more than computing all logits twice
 _MIN_COLUMNS = 512
 # Losses with gradients on an H200, ms (2026-11-30), in chunks of 2048 and of 4096 tokens, and of all: 4096 x 4096 x 128256
-# 19.5, 19.0 (exponentials that are kept: 20.9); 8192 x 2048 x 151936 23.3, 22.4, 22.3; 8192 x 4096 x 32000 11.4, 10.1, 9.4,
-# for 250 MiB more.
-_LONG = 4096
+# 19.5, 19.0 (exponentials that are kept: 20.9); 8192 x 2048 x 151936 23.3, 22.4, 22.3; 8192 x 4096 x 32000 11.4, 10.1, 9.4.
+_LONG = 8192
 
 
 @dataclass(frozen=True)
