@@ -19,6 +19,7 @@ from npu_tiling.launch import Decision, Kernels
 from npu_tiling.operators import Operator, run_once
 from npu_tiling.plans import Plan, Reached, Slot
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 CHIP = npu_tiling.GPUS["H200"]
 LIBRARY = OperatorLibrary("npu_tiling_test_plans")
@@ -346,6 +347,38 @@ def test_memory_ends_with_its_last_use(launches):
     gc.collect()
     assert torch.equal(operator(Scaled(x, None, 1.0, False))[0], x)
     assert alive[-1] == 0  # of what was copied, the argument aside
+
+
+def test_memory_that_was_viewed_or_returned_beside_what_is_used_ends_too(launches):
+    """After the last use of its views, before the next function runs."""
+    made, held = [], []
+
+    def note(tensor):
+        held.append([not each.expired() for each in made])
+
+    def copies(*views):
+        both = [each.clone() for each in views]
+        made.extend(StorageWeakRef(each.untyped_storage()) for each in (*views, *both))
+        return both
+
+    def chain(p, call):
+        x = call.x
+        of_bits, plain = (p.new(Empty(x.shape, x.dtype)) for _ in range(2))
+        for each in (of_bits, plain):
+            p.torch(torch.Tensor.copy_, each, x, writes=[each])
+        views = p.view(of_bits, x.shape, (1,), dtype=torch.int32), p.view(plain, (2,), (1,), 2)
+        _, half = p.torch(copies, *views, makes=[None, Empty((2,), x.dtype)])
+        p.torch(note, half)
+        p.torch(note, x)
+        return (p.torch(torch.Tensor.clone, x, makes=Empty(x.shape, x.dtype)), None)
+
+    operator = Operator(LIBRARY, "views_end", Scaled, ["y", "z"], plan=chain, reference=reference)
+    x = torch.randn(4)
+    for _ in range(4):  # step by step, then as a function
+        made.clear()
+        held.clear()
+        assert torch.equal(operator(Scaled(x, None, 1.0, False))[0], x)
+        assert held == [[False, False, False, True], [False] * 4]
 
 
 def test_views_start_where_an_argument_does(launches):

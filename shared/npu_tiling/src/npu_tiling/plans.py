@@ -350,14 +350,17 @@ class Plan:
 
         `by_address`: a launch takes addresses, and computes that of a view from the view's base.
         """
-        alive = {slot.number for slot in slots_in((self.results, self.arguments))}
+        alive = {number for slot in slots_in((self.results, self.arguments)) for number in (slot.number, slot.base)}
         found: list[list[int]] = []
         for step in reversed(self.steps):
             if type(step) is Launch:
-                slots = slots_in((step.slots, step.numbers))
-                used = {slot.base if by_address and not slot.block else slot.number for slot in slots}
+                used = {
+                    number
+                    for slot in slots_in((step.slots, step.numbers))
+                    for number in (slot.base, slot.base if by_address and not slot.block else slot.number)
+                }
             elif type(step) is Torch:
-                used = {slot.number for slot in slots_in((step.arguments, step.made))}
+                used = {number for slot in slots_in((step.arguments, step.made)) for number in (slot.number, slot.base)}
             elif step.slot.number in alive:
                 used = {step.slot.base} if type(step) is View else set()
             else:  # memory or a view that no later step uses
@@ -409,8 +412,9 @@ def run_plan(
         tensors: the call's, those of lists one by one; None for None.
         again: plans the call again, with these `Plan.replaced`.
     """
-    memory = {slot.number: tensor for slot, tensor in zip(plan.arguments, tensors, strict=True) if slot is not None}
-    device = next(iter(memory.values())).device  # type: ignore[union-attr]
+    memory: dict[int, Any] = {slot.number: tensor for slot, tensor in zip(plan.arguments, tensors, strict=True) if slot}
+    given: Any
+    device = next(iter(memory.values())).device
     if dry_runs:
         launching.add(plan, again)
         return tuple([_without_data(each, memory, device) for each in plan.results]), plan
@@ -433,7 +437,6 @@ def run_plan(
             memory[slot.number] = empty_strided(slot.shape, slot.strides, slot.dtype, device)
         elif type(step) is View:
             slot, base = step.slot, memory[step.slot.base]
-            assert base is not None
             base = base if base.dtype == slot.dtype else _with_dtype(base, slot.dtype)
             memory[slot.number] = base.as_strided(slot.shape, slot.strides, base.storage_offset() + slot.start)
         elif type(step) is Torch:
@@ -442,6 +445,7 @@ def run_plan(
             for made_slot, tensor in zip(step.made, made if len(step.made) > 1 else (made,), strict=False):
                 if made_slot is not None:
                     memory[made_slot.number] = tensor
+        given = made = tensor = base = None  # `memory` alone holds tensors
         for number in ends[i]:
             del memory[number]
         i += 1
@@ -586,6 +590,7 @@ class _Writer:
         for step, ended in zip(self._plan.steps, self._plan.last_uses(by_address=self._by_address), strict=True):
             if isinstance(step, (New, View)) and step.slot.number in ended:
                 continue
+            names = [f"t{number}" for number in ended]
             if isinstance(step, New):
                 shape, strides, dtype = map(self._name, (step.slot.shape, step.slot.strides, step.slot.dtype))
                 line = f"t{step.slot.number} = {empty}({shape}, {strides}, {dtype})"
@@ -593,9 +598,9 @@ class _Writer:
                 line = f"t{step.slot.number} = {self._view(step.slot)}"
             elif isinstance(step, Torch):
                 made = ", ".join("_" if slot is None else f"t{slot.number}" for slot in step.made)
-                line = (
-                    f"{made}{' = ' * bool(made)}{self._name(step.function)}({', '.join(map(self._spell, step.arguments))})"
-                )
+                names += ["_"] * (None in step.made)
+                given = ", ".join(map(self._spell, step.arguments))
+                line = f"{made}{' = ' * bool(made)}{self._name(step.function)}({given})"
             else:
                 call, watching = next(calls)
                 watchers[id(watching)] = watching
@@ -604,7 +609,7 @@ class _Writer:
                 values = [*map(self._spell, call.handles), *tensors, *map(self._spell, (*step.numbers, *call.rest))]
                 stream = f"{self._name(call.stream_of)}({index})"
                 line = f"{self._name(call.run)}({self._name(step.grid)}, 1, 1, {stream}, {', '.join(values)})"
-            lines.append(line + (f"; del {', '.join(f't{number}' for number in ended)}" if ended else ""))
+            lines.append(line + (f"; del {', '.join(names)}" if names else ""))
         current = current_device(self._device.type)
         conditions = [] if current is None else [f"{self._name(current)}() != {index}"]
         conditions += [self._name(each) for each in watchers.values()]
@@ -614,8 +619,8 @@ class _Writer:
         results = [self._spell(each) for each in self._plan.results]
         last = f"return {results[0]}" if len(results) == 1 else f"return ({', '.join(results)})"
         body = "\n  ".join([f"def run({', '.join(parameters)}):", *first, *lines, last])
-        names = ", ".join(f"c{i}" for i in range(len(self._values)))
-        run: Callable[..., Any] = _maker(f"def make({names}):\n {body}\n return run")(*self._values)
+        constants = ", ".join(f"c{i}" for i in range(len(self._values)))
+        run: Callable[..., Any] = _maker(f"def make({constants}):\n {body}\n return run")(*self._values)
         return run
 
     def _parameters(self) -> tuple[list[str], list[str]]:
@@ -678,15 +683,15 @@ class _Writer:
     def _view(self, slot: Slot) -> str:
         shape, strides, start = map(self._name, (slot.shape, slot.strides, slot.start))
         base = own = f"t{slot.base}"
-        memory = self._memory[slot.base]
+        memory, is_argument = self._memory[slot.base], slot.base < len(self._plan.arguments)
         if memory.dtype != slot.dtype:
             flat = "" if memory.dtype.itemsize == slot.dtype.itemsize else ".view(-1)"  # as `_with_dtype`
-            bits = f"{base}{flat}.view({self._name(slot.dtype)})"
+            base = f"{base}{flat}.view({self._name(slot.dtype)})"
             if (memory.shape, memory.strides, 0) == (slot.shape, slot.strides, slot.start):
-                return bits
-            base, own = f"(own := {bits})", "own"
-        first = f"{own}.storage_offset() + {start}" if slot.base < len(self._plan.arguments) else start
-        return f"{base}.as_strided({shape}, {strides}, {first})"
+                return base
+            if is_argument:  # which `own` keeps no longer than its caller does
+                base, own = f"(own := {base})", "own"
+        return f"{base}.as_strided({shape}, {strides}, {f'{own}.storage_offset() + ' * is_argument}{start})"
 
 
 @functools.lru_cache(maxsize=4096)
