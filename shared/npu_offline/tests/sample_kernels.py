@@ -156,10 +156,10 @@ def products_of_sums(a_ptr, b_ptr, c_ptr, N: tl.constexpr, D: tl.constexpr):
 
 
 @triton.jit
-def integer_product(a_ptr, b_ptr, c_ptr, M: tl.constexpr, K: tl.constexpr, N: tl.constexpr):
+def product_in(a_ptr, b_ptr, c_ptr, M: tl.constexpr, K: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr):
     b_a = tl.load(a_ptr + tl.arange(0, M)[:, None] * K + tl.arange(0, K)[None, :])
     b_b = tl.load(b_ptr + tl.arange(0, K)[:, None] * N + tl.arange(0, N)[None, :])
-    b_c = tl.dot(b_a, b_b, out_dtype=tl.int32)  # [M, N]
+    b_c = tl.dot(b_a, b_b, out_dtype=DTYPE)  # [M, N]
     tl.store(c_ptr + tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :], b_c)
 
 

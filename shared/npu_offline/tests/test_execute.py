@@ -7,6 +7,7 @@ import pytest
 import sample_kernels
 import timing_kernels
 import torch
+import triton.language as tl
 from npu_offline import FindingsError, OutOfBoundsError, emulate
 from npu_offline.check.execution import execute_calls
 from npu_offline.module.mlir import name_of, property_of, symbol_of
@@ -62,7 +63,7 @@ def test_products_of_int8_are_exact_in_int32(toolchain):
     a, b = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((32, 64), (64, 48)))
     c = torch.full((32, 48), 77, dtype=torch.int32)
     with emulate(toolchain=toolchain, final=True):
-        sample_kernels.integer_product[(1,)](a, b, c, M=32, K=64, N=48)
+        sample_kernels.product_in[(1,)](a, b, c, M=32, K=64, N=48, DTYPE=tl.int32)
     assert torch.equal(c.long(), a.long() @ b.long())
 
 
@@ -150,6 +151,16 @@ def problem_of(call, soc, toolchain):
     (executed,) = execute_calls([("call", call)], soc, toolchain)
     assert executed.launches == []
     return executed.problem
+
+
+def product_in_fp16():
+    a, b, c = (torch.zeros(32, 32, dtype=torch.float16) for _ in range(3))
+    sample_kernels.product_in[(1,)](a, b, c, M=32, K=32, N=32, DTYPE=tl.float16)
+
+
+@pytest.mark.parametrize("toolchain", TOOLCHAINS[:2])  # 1.2.0 sums in fp32
+def test_a_product_that_is_summed_in_fp16_is_refused(toolchain):
+    assert re.match("execution does not know .*mma", problem_of(product_in_fp16, "Ascend910B4", toolchain))
 
 
 @pytest.mark.parametrize("toolchain", ["1.1.0", "1.2.0"])
