@@ -30,12 +30,12 @@ DIVERGENCES = ("forward_kl", "reverse_kl", "jensen_shannon", "total_variation")
 
 # Rows of the statistics [7, tokens] of a loss: the largest z, the sum of exp(z - largest), the z of the target, the sum of
 # w (z - largest) with w the columns' weights or 1, the sum of exp(z - largest) (z - largest), the column of the first
-# largest z, and the sum of w. Where exponentials take the place of logits, the reference k takes that of the largest z.
+# largest z, and the sum of w. Where exponentials take the place of logits, k of formula.py takes that of the largest z.
 MAXIMUM, SUM, TARGET, TOTAL, DOT, PLACE, WEIGHT = range(7)
 STATISTICS = 7
 SAVED, SAVED_ENTROPY = 3, 5  # the first rows, which a backward needs: without and with an entropy
 # Rows of the coefficients [5, tokens]: k, that of the statistics, and factors of the gradient, see formula.py.
-REFERENCE, A, B, C, Q = range(5)
+K, A, B, C, Q = range(5)
 COEFFICIENTS = 5
 # These stand for a column: the target is outside the vocabulary, or ignored.
 NO_COLUMN, IGNORED = -1, -2

@@ -9,7 +9,7 @@ from npu_tiling.plans import Plan
 from ..call import Options
 from . import Chunk
 from .gradients import add_target_rows, scale_rows
-from .one_sweep import exponentials, settle
+from .one_sweep import end_exponentials, exponentials
 from .product import ExponentialProduct
 from .rows import coefficients, join, losses, target_facts
 from .two_sweeps import gradient, statistics, statistics_and_gradient

@@ -219,10 +219,8 @@ def settle_tiling(width: int, device: Device) -> CountTiling:
     return CountTiling(device=device, blocks=blocks, per_program=_SETTLE_ROWS, why=why, decided_at=here())
 
 
-def exponentials(
-    p: Plan, chunk: Chunk, options: Options, exponentials: Any, result: Any, reference: Any, *, merge: bool
-) -> None:
-    """Writes statistics [7, rows], E = exp(z - k) in any memory, and k [rows] as `reference`.
+def exponentials(p: Plan, chunk: Chunk, options: Options, exponentials: Any, result: Any, k: Any, *, merge: bool) -> None:
+    """Writes statistics [7, rows], E = exp(z - k) in any memory, and k [rows].
 
     `merge`: as for `statistics` in two_sweeps.py.
     """
@@ -233,7 +231,7 @@ def exponentials(
         chunk,
         options,
         reads={"p_logits": chunk.logits, "p_target": chunk.target, "p_bias": chunk.bias},
-        writes={"p_exponentials": exponentials, "p_statistics": result, "p_reference": reference},
+        writes={"p_exponentials": exponentials, "p_statistics": result, "p_reference": k},
         sizes={
             "s_exponentials": exponentials.strides[0],
             "s_statistics": result.strides[0],
@@ -243,12 +241,12 @@ def exponentials(
     )
 
 
-def settle(
+def end_exponentials(
     p: Plan,
     chunk: Chunk,
     options: Options,
-    reference: Any,
-    last: Any,
+    k: Any,
+    final_k: Any,
     target_logit: Any,
     coefficients: Any,
     v: Any,
@@ -257,14 +255,14 @@ def settle(
     """Ends E, which is in chunk.logits: zeros at targets; writes v [rows] and g. See formula.py.
 
     Args:
-        reference: [rows], k of this E.
-        last: [rows], the final k.
+        k: [rows], of this E.
+        final_k: [rows], that E is to have.
         target_logit: [rows].
         coefficients: [5, rows].
     """
     name, (rows, width) = "cross_entropy_settle_kernel", chunk.logits.shape
     tiling = p.decide(name, settle_tiling(width, p.chip), flags={"FIRST": chunk.columns.start == 0})
-    of_rows = {"p_target_logit": target_logit, "p_reference": reference, "p_last": last, "p_coefficients": coefficients}
+    of_rows = {"p_target_logit": target_logit, "p_reference": k, "p_last": final_k, "p_coefficients": coefficients}
     strides = {"s_exponentials": chunk.logits.strides[0], "s_coefficients": coefficients.strides[0]}
     p.launch(
         cross_entropy_settle_kernel,

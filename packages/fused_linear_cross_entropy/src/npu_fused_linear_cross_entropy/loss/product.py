@@ -258,7 +258,7 @@ class ExponentialProduct:
         """
         p, rows, (vocabulary, width), name = self._p, x.shape[0], self._weight.shape, "cross_entropy_references_kernel"
         both = p.new(Empty((2, rows), FP32))
-        reference, top = (p.view(both, (rows,), (1,), i * rows) for i in range(2))
+        k, top = (p.view(both, (rows,), (1,), i * rows) for i in range(2))
         target_logit, sums = p.new(Empty((rows,), FP32)), self._sums_of(rows, parts)
         why = "a program multiplies one row of x by its target's row of the weight"
         blocks = (("N", vocabulary), ("H", width), ("BLOCK_H", 1024))
@@ -269,11 +269,11 @@ class ExponentialProduct:
             name,
             tiling.grid(rows),
             reads={"p_x": x, "p_weight": self._weight, "p_target": target},
-            writes={"p_reference": reference, "p_top": top, "p_target_logit": target_logit},
+            writes={"p_reference": k, "p_top": top, "p_target_logit": target_logit},
             sizes={"n_rows": rows, **sizes, "logit_scale": self._options.logit_scale},
         )
         products = [
-            self._operands(x, columns, exponentials, reference, top, part_sums)
+            self._operands(x, columns, exponentials, k, top, part_sums)
             for (columns, exponentials), part_sums in zip(parts, sums, strict=True)
         ]
         for kernel in (cross_entropy_product_kernel, cross_entropy_product_again_kernel):
@@ -293,24 +293,22 @@ class ExponentialProduct:
         )
         return top
 
-    def exponentials(self, x: Any, reference: Any, result: Any) -> None:
+    def exponentials(self, x: Any, k: Any, result: Any) -> None:
         """Writes E [rows, V], given the final k [rows]."""
         everything = slice(0, self._weight.shape[0])
         (sums,) = self._sums_of(x.shape[0], ((everything, result),))
-        top = clone(self._p, reference)
-        operands = self._operands(x, everything, result, reference, top, sums)
+        top = clone(self._p, k)
+        operands = self._operands(x, everything, result, k, top, sums)
         self._multiply(cross_entropy_product_kernel, operands, everything)
 
-    def _operands(
-        self, x: Any, columns: slice, exponentials: Any, reference: Any, top: Any, sums: Any
-    ) -> dict[str, dict[str, Any]]:
+    def _operands(self, x: Any, columns: slice, exponentials: Any, k: Any, top: Any, sums: Any) -> dict[str, dict[str, Any]]:
         """What a launch over some of the weight's rows reads and writes."""
         p, (block_m, block_n, block_h) = self._p, self._tiling.blocks
         d_x = p.descriptor(x, (block_m, block_h), _described)
         d_weight = p.descriptor(part(p, self._weight, columns), (block_n, block_h), _described)
         stored = None if exponentials is None else p.descriptor(exponentials, (block_m, block_n // 2), _described)
         return {
-            "reads": {"p_reference": reference, "d_x": d_x, "d_weight": d_weight},
+            "reads": {"p_reference": k, "d_x": d_x, "d_weight": d_weight},
             "writes": {"p_top": top, "p_sums": sums, "d_exponentials": stored},
         }
 

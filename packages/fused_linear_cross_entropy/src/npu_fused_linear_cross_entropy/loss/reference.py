@@ -37,7 +37,6 @@ from ..call import (
     MAXIMUM,
     NO_COLUMN,
     PLACE,
-    REFERENCE,
     SUM,
     TARGET,
     TOTAL,
@@ -45,6 +44,7 @@ from ..call import (
     A,
     B,
     C,
+    K,
     Options,
     Q,
     Results,
@@ -177,7 +177,7 @@ def coefficients_of(
     columns, target_weight, factors = facts.columns, facts.target_weight, facts.gradient_factors
     maximum, total = statistics[MAXIMUM], statistics[SUM]
     result = statistics.new_zeros(COEFFICIENTS, statistics.shape[1])
-    result[REFERENCE] = maximum
+    result[K] = maximum
     if dloss is not None:
         known, e = columns >= 0, options.label_smoothing
         main, of_z_loss = (torch.where(known, dloss * factor, 0.0) for factor in factors[:2])

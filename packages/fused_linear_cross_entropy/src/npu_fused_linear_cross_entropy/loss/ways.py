@@ -9,6 +9,7 @@ dx, with sequence_parallel each its own rows. Source: Shoeybi et al., "Megatron-
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from npu_tiling.plans import Plan
 from torch import Tensor
 
 from .. import matmul
-from ..call import REFERENCE, STATISTICS, TARGET, TOTAL, Backward, Forward, is_unfinished
+from ..call import STATISTICS, TARGET, TOTAL, Backward, Forward, K, is_unfinished
 from ..decide import Task, Way, choose, pitch, token_groups
 from ..head import EVERYTHING, Head, check_columns, flat, linear, part, row, rows_in, shape_of, transposed
 from ..tiling import is_possible
@@ -144,6 +145,14 @@ class Loss:
         self.targets = TargetGradients(columns, self.options.vocab_first, values)
         return self.targets
 
+    @functools.cached_property
+    def sums_and_scaled(self) -> tuple[Any, Any]:
+        """Memory of the longest chunk for its sums of dx, and for v x; None where there is none."""
+        head, dtype = self.head, self.tiling.product_dtype
+        size = (self.tiling.chunks.longest[0], head.x.shape[1])
+        sums = Empty(size, dtype) if head.dx is not None and head.x.dtype != dtype else None
+        return self.p.new(sums), self.p.new(None if head.dweight is None else Empty(size, head.x.dtype))
+
     def finished(self) -> tuple[Any, ...]:
         """The gradients of x, weight and bias."""
         if self.targets is not None and self.head.dweight is not None:
@@ -217,79 +226,60 @@ def whole_rows(loss: Loss, statistics: Any, upstream: Upstream) -> None:
 
 def exponentials(loss: Loss, statistics: Any, upstream: Upstream) -> None:
     """See `Way.EXPONENTIALS`, for a loss that is one number."""
-    p, (columns,), targets = loss.p, loss.tiling.chunks.columns, loss.allocate_targets()
-    scratch: list[Any] = []
+    p, (columns,) = loss.p, loss.tiling.chunks.columns
+    loss.allocate_targets()
     for tokens in loss.tiling.chunks.tokens:
         result = part(p, statistics, tokens, 1)
         chunk = loss.logits(tokens, columns)
         memory = loss.head.gradient_memory(chunk.logits)
-        reference = p.new(Empty((memory.shape[0],), loss.tiling.exact))
-        loss.steps.exponentials(p, chunk, loss.options, memory, result, reference, merge=False)
+        k = p.new(Empty((memory.shape[0],), loss.tiling.exact))
+        loss.steps.exponentials(p, chunk, loss.options, memory, result, k, merge=False)
         loss.exchange(result)
-        coefficients = loss.coefficients(tokens, statistics, upstream)
-        _add_exponentials(loss, tokens, memory, reference, statistics, coefficients, targets, scratch)
+        _add_exponentials(loss, tokens, memory, k, statistics, loss.coefficients(tokens, statistics, upstream))
 
 
 def by_product(loss: Loss, statistics: Any, upstream: Upstream) -> None:
     """See `Way.PRODUCT`."""
-    p, (columns,), targets = loss.p, loss.tiling.chunks.columns, loss.allocate_targets()
+    p, (columns,) = loss.p, loss.tiling.chunks.columns
+    loss.allocate_targets()
     multiply = loss.steps.ExponentialProduct(p, loss.head.weight, loss.options)
-    scratch: list[Any] = []
     for tokens in loss.tiling.chunks.tokens:
         x, result = part(p, loss.head.x, tokens), part(p, statistics, tokens, 1)
         memory = None
         if loss.task is not Task.LOSS:
             memory = rows_in(p, loss.head.buffer, x.shape[0], loss.head.weight.shape[0])
         if loss.task is not Task.GRADIENTS:
-            reference = multiply.statistics(x, part(p, loss.facts.columns, tokens), result, ((columns, memory),))
+            k = multiply.statistics(x, part(p, loss.facts.columns, tokens), result, ((columns, memory),))
             loss.exchange(result)
         if loss.task is not Task.LOSS:
             coefficients = loss.coefficients(tokens, statistics, upstream)
             if loss.task is Task.GRADIENTS:
-                reference = row(p, coefficients, REFERENCE)
-                multiply.exponentials(x, reference, memory)
-            _add_exponentials(loss, tokens, memory, reference, statistics, coefficients, targets, scratch)
+                k = row(p, coefficients, K)
+                multiply.exponentials(x, k, memory)
+            _add_exponentials(loss, tokens, memory, k, statistics, coefficients)
 
 
-def _add_exponentials(
-    loss: Loss,
-    tokens: slice,
-    memory: Any,
-    reference: Any,
-    statistics: Any,
-    coefficients: Any,
-    targets: TargetGradients,
-    scratch: list[Any],
-) -> None:
-    """Adds the gradients of a chunk: dx = v (E W) + g W[target], dW += E^T (v x).
-
-    Args:
-        memory: E [tokens, V].
-        reference: [tokens], that of E.
-        scratch: of all chunks, empty at first: memory for sums of dx, and for v x; None where there is none.
-    """
+def _add_exponentials(loss: Loss, tokens: slice, memory: Any, k: Any, statistics: Any, coefficients: Any) -> None:
+    """Adds the gradients of a chunk: dx = v (E W) + g W[target], dW += E^T (v x). memory: E [tokens, V]; k: [tokens]."""
     p, head, tiling, (columns,) = loss.p, loss.head, loss.tiling, loss.tiling.chunks.columns
-    chunk, of_tokens = loss.chunk(tokens, columns, memory), targets.part(p, tokens)
-    v = p.new(Empty(reference.shape, reference.dtype))
+    assert loss.targets is not None
+    chunk, targets = loss.chunk(tokens, columns, memory), loss.targets.part(p, tokens)
+    v = p.new(Empty(k.shape, k.dtype))
     target_logit = row(p, part(p, statistics, tokens, 1), TARGET)
-    last = _reachable(loss, reference, coefficients)
-    loss.steps.settle(p, chunk, loss.options, reference, last, target_logit, coefficients, v, of_tokens)
+    final_k = _reachable(loss, k, coefficients)
+    loss.steps.end_exponentials(p, chunk, loss.options, k, final_k, target_logit, coefficients, v, targets)
     x, count, width = part(p, head.x, tokens), memory.shape[0], head.x.shape[1]
     if tiling.sums_in_buffer:  # E fills the second half of each row, and the first is free
         step = pitch(head.weight.shape[0])
         sums = p.view(head.buffer, (count, width), (step, 1))
         scaled = p.view(head.buffer, (count, width), (2 * step, 1), dtype=x.dtype)
     else:
-        if not scratch:
-            size, is_wide = (tiling.chunks.longest[0], width), x.dtype != tiling.product_dtype and head.dx is not None
-            scratch.append(p.new(Empty(size, tiling.product_dtype) if is_wide else None))
-            scratch.append(p.new(None if head.dweight is None else Empty(size, x.dtype)))
-        sums, scaled = (part(p, each, slice(0, count)) for each in scratch)
+        sums, scaled = (part(p, each, slice(0, count)) for each in loss.sums_and_scaled)
     if head.dx is not None:
         dx = part(p, head.dx, tokens)
         sums = dx if sums is None else sums
         matmul.multiply(p, memory, head.weight, sums)
-        loss.steps.scale_rows(p, sums, v, dx, of_tokens, head.weight)
+        loss.steps.scale_rows(p, sums, v, dx, targets, head.weight)
     if head.dweight is not None:
         loss.steps.scale_rows(p, x, v, scaled)
         head.add_to_dweight(tokens, memory, scaled, head.dweight)
@@ -313,39 +303,39 @@ def kept_in_dweight(loss: Loss, statistics: Any, upstream: Upstream) -> None:
         of = next(of for of in parts if of.start <= columns.start < of.stop)
         return part(p, memory[of.start], slice(columns.start - of.start, columns.stop - of.start), 1)
 
-    waiting: list[tuple[Chunk, Any]] = []  # chunks of exponentials, and the references of their rows
+    kept: list[tuple[Chunk, Any]] = []  # chunks of exponentials, and k of their rows
     if tiling.way is Way.KEPT_PRODUCT:
         places = [(columns, place_of(columns)) for columns in tiling.chunks.columns]
         multiply = steps.ExponentialProduct(p, head.weight, options)
-        reference = multiply.statistics(head.x, loss.facts.columns, statistics, places)
-        waiting = [(loss.chunk(EVERYTHING, columns, place), reference) for columns, place in places]
+        k = multiply.statistics(head.x, loss.facts.columns, statistics, places)
+        kept = [(loss.chunk(EVERYTHING, columns, place), k) for columns, place in places]
     else:
-        references = p.new(Empty((len(tiling.chunks.columns), count), statistics.dtype))
+        k_of_chunks = p.new(Empty((len(tiling.chunks.columns), count), statistics.dtype))
         for i, columns in enumerate(tiling.chunks.columns):
-            chunk, place, reference = loss.logits(EVERYTHING, columns), place_of(columns), row(p, references, i)
-            steps.exponentials(p, chunk, options, place, statistics, reference, merge=columns.start > 0)
-            waiting.append((chunk._replace(logits=place), reference))
+            chunk, place, k = loss.logits(EVERYTHING, columns), place_of(columns), row(p, k_of_chunks, i)
+            steps.exponentials(p, chunk, options, place, statistics, k, merge=columns.start > 0)
+            kept.append((chunk._replace(logits=place), k))
     loss.exchange(statistics)
 
     coefficients = loss.coefficients(EVERYTHING, statistics, upstream)
-    last = _reachable(loss, waiting[-1][1], coefficients)
+    final_k = _reachable(loss, kept[-1][1], coefficients)
     v, target_logit, targets = p.new(Empty((count,), statistics.dtype)), row(p, statistics, TARGET), loss.allocate_targets()
 
-    def settle(of: slice) -> None:
+    def end_part(of: slice) -> None:
         """Makes the kept exponentials of a part final."""
-        for chunk, reference in waiting:
+        for chunk, k in kept:
             if of.start <= chunk.columns.start < of.stop:
-                steps.settle(p, chunk, options, reference, last, target_logit, coefficients, v, targets)
+                steps.end_exponentials(p, chunk, options, k, final_k, target_logit, coefficients, v, targets)
 
     if head.dx is None:
         for of in parts:
-            settle(of)
+            end_part(of)
     else:
-        _write_kept_dx(loss, memory, settle, v, targets)
+        _write_kept_dx(loss, memory, end_part, v, targets)
     for of in parts:  # dW = (v E)^T x, in the place of E
-        kept, rows_of_part = memory[of.start], part(p, head.dweight, of)
-        copy = rows_in(p, head.buffer, count, kept.shape[1], dtype)
-        steps.scale_rows(p, kept, v, copy)
+        exponentials, rows_of_part = memory[of.start], part(p, head.dweight, of)
+        copy = rows_in(p, head.buffer, count, exponentials.shape[1], dtype)
+        steps.scale_rows(p, exponentials, v, copy)
         matmul.multiply(p, transposed(p, copy), head.x, rows_of_part)
 
 
@@ -364,13 +354,13 @@ def _memory_in_dweight(loss: Loss) -> dict[int, Any]:
     return found
 
 
-def _write_kept_dx(loss: Loss, memory: dict[int, Any], settle: Any, v: Any, targets: TargetGradients) -> None:
+def _write_kept_dx(loss: Loss, memory: dict[int, Any], end_part: Any, v: Any, targets: TargetGradients) -> None:
     """dx [N, H] = v (E W) + g W[target], with the kept exponentials E.
 
     Args:
         memory: of each part.
-        settle: makes the exponentials of a part final; called before the first product of each part, so that short launches
-            are queued while a long one runs.
+        end_part: makes the exponentials of a part final; called before its first product, so that short launches are queued
+            while a long one runs.
         v: [N].
     """
     p, head, count, width = loss.p, loss.head, loss.head.x.shape[0], loss.head.x.shape[1]
@@ -383,7 +373,7 @@ def _write_kept_dx(loss: Loss, memory: dict[int, Any], settle: Any, v: Any, targ
             sums = p.view(head.buffer, dx.shape, (width, 1), dtype=torch.float32)
         for of in loss.tiling.chunks.kept:
             if tokens.start == 0:
-                settle(of)
+                end_part(of)
             matmul.multiply(p, part(p, memory[of.start], tokens), part(p, head.weight, of), sums, adds=of.start > 0)
         loss.steps.scale_rows(p, sums, part(p, v, tokens), dx, targets.part(p, tokens), head.weight)
 
@@ -409,16 +399,15 @@ def _steps(p: Plan) -> ModuleType:
     return kernels
 
 
-def _reachable(loss: Loss, reference: Any, coefficients: Any) -> Any:
-    """References for which exp(k - reference) is finite: logits of other ranks may be far above those of this one."""
+def _reachable(loss: Loss, k: Any, coefficients: Any) -> Any:
+    """Those k' for which exp(k - k') is finite: logits of other ranks may be far above those of this one."""
     if not loss.options.group:
-        return reference
-    of_sum, p = row(loss.p, coefficients, REFERENCE), loss.p
-    return p.torch(_above, reference, of_sum, makes=Empty(reference.shape, reference.dtype))
+        return k
+    return loss.p.torch(_above, k, row(loss.p, coefficients, K), makes=Empty(k.shape, k.dtype))
 
 
-def _above(reference: Tensor, of_sum: Tensor) -> Tensor:
-    return torch.maximum(reference, of_sum - _MAX_GAP)
+def _above(own_k: Tensor, k: Tensor) -> Tensor:
+    return torch.maximum(own_k, k - _MAX_GAP)
 
 
 def _of_tokens(p: Plan, value: Any, tokens: slice) -> Any:
