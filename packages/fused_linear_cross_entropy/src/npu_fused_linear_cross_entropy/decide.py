@@ -1,4 +1,4 @@
-"""How a loss is computed: the way, by `RULES`, and how many tokens and columns of the vocabulary have logits at a time.
+"""How a loss is computed: where chunks end, by `CASES`, and the way, by `RULES`.
 
 Each chunk of tokens reads the weight and adds to its gradient, so it must be long enough for matrix products to take longer
 than that traffic; longer chunks only take memory. With T tokens a product with the weight does 2 T H V operations, and the
@@ -7,19 +7,9 @@ one that adds to the weight's gradient moves 2 H V elements of it:
     T = OVERLAP * (operations per second) / (bytes per second) * (bytes of an element)
 
 but no more than the memory budget allows. Where a kernel multiplies, twice as many are wanted (`Demand.length_factor`), and
-chunks take less time yet the longer they are, up to `_LONG` tokens (`Demand.longest`).
+chunks take less time yet the longer they are, up to `Demand.longest` tokens.
 
-The logits of all tokens are in memory together where there are no more tokens than T and than the budget allows. More tokens
-take chunks of the vocabulary or of tokens (`split`). The first case that holds is taken:
-
-    ROWS       long chunks of tokens, where they pay and the budget allows T tokens.
-    KEPT       chunks of the vocabulary, of at most `_KEPT_BUDGET`. The gradient needs the exponentials of all logits again:
-               they may be kept (`Demand.kept_bytes`), and fit, in x's dtype, in the memory of the weight's gradient (in
-               equal dtypes: tokens <= H). No chunk adds to another chunk's result.
-    ROWS       chunks of tokens: the budget allows at least three eighths of T tokens (`_MIN_CHUNK_SHARE`).
-    COLUMNS    chunks of the vocabulary, whose logits are computed a second time for the gradient.
-
-`Shape` has all that this depends on, `Demand` the memory that follows from it, and `LossTiling` the decision.
+`Shape` has all that a decision depends on, `Demand` the memory that follows from it, and `LossTiling` the decision.
 """
 
 from __future__ import annotations
@@ -30,7 +20,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from math import ceil
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -41,6 +30,283 @@ from npu_tiling.launch import Tiling
 
 from .call import EachOptions, Needs, Options
 from .tiling import ROWS, ChunkKernel, ChunkShape, ProductTiling, chunk_tiling, is_worth_it
+
+# Where chunks end.
+
+MIB = 2**20
+DEFAULT_BUDGET = {"cuda": 1280 * MIB, "ascend": 384 * MIB, "cpu": 256 * MIB}
+UNIT = 128  # tokens and columns of a chunk are multiples of this: whole tiles of matrix products
+_OVERLAP = 2.75  # at this many times the break-even length, chunking costs no measurable time
+# CUDA: an H200, 790 TFLOP/s and 4.28 TB/s. Ascend: a default for chips whose figures are not published.
+_OPERATIONS_PER_BYTE = {"cuda": 185.0, "ascend": 295.0, "cpu": 185.0}
+_KEPT_BUDGET = 128 * MIB  # for a chunk of columns where logits are kept: more was not faster on an H200
+_MIN_CHUNK_SHARE = 0.375  # of T: with fewer tokens, weight traffic costs more than computing all logits twice
+_MIN_COLUMNS = 512
+_PITCH_UNIT = 16  # elements that the pitch of a row of logits is a multiple of: a multiple of 32 bytes in every dtype
+
+
+# Parts of a range: of tokens, and of columns of the vocabulary.
+
+
+def token_groups(tokens: int, longest: int) -> tuple[slice, ...]:
+    """Groups of tokens whose sums of dx are in memory at a time: all of them, or a power of two units each."""
+    if tokens <= longest:
+        return (slice(0, tokens),)
+    return exactly(tokens, UNIT << ((longest // UNIT).bit_length() - 1))
+
+
+def joined(parts: tuple[slice, ...], count: int) -> tuple[slice, ...]:
+    """Neighbours as one, `count` at a time."""
+    groups = (parts[first : first + count] for first in range(0, len(parts), count))
+    return tuple(slice(group[0].start, group[-1].stop) for group in groups)
+
+
+def exactly(total: int, length: int) -> tuple[slice, ...]:
+    """Parts of that length; the last may be shorter."""
+    return tuple(slice(first, min(first + length, total)) for first in range(0, total, length))
+
+
+def equally(total: int, longest: int) -> tuple[slice, ...]:
+    """Parts of one length, a multiple of the unit, except the last: a kernel is compiled for each length."""
+    if not total:
+        return ()
+    length = ceil(total / ceil(total / longest) / UNIT) * UNIT
+    return exactly(total, min(length, longest) if longest >= UNIT else longest)
+
+
+def evenly(total: int, longest: int) -> tuple[slice, ...]:
+    """As few parts as possible, whose lengths differ by at most one unit."""
+    if total <= longest:
+        return (slice(0, total),) if total else ()
+    unit = UNIT if longest % UNIT == 0 else 1
+    units, count = ceil(total / unit), ceil(total / longest)
+    ends = [min(total, (units * (i + 1) // count) * unit) for i in range(count)]
+    return tuple(slice(first, end) for first, end in zip([0, *ends], ends, strict=False))
+
+
+class Layout(Enum):
+    """How a chunk takes the vocabulary."""
+
+    ROWS = "whole rows of logits"
+    KEPT = "some columns at a time, whose exponentials are kept in the memory of the weight's gradient"
+    COLUMNS = "some columns at a time, whose logits are computed twice"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunks:
+    """Where chunks end, and how the vocabulary is taken.
+
+    Attributes:
+        tokens: chunks of tokens.
+        columns: chunks of the vocabulary; one if whole rows of logits are in memory.
+        kept: parts of the vocabulary, of a few chunks each, whose exponentials are kept in those rows of the weight's
+            gradient; empty if none are kept.
+        why: the case that decided.
+    """
+
+    tokens: tuple[slice, ...]
+    columns: tuple[slice, ...]
+    kept: tuple[slice, ...] = ()
+    why: str = ""
+
+    @property
+    def layout(self) -> Layout:
+        """How the vocabulary is taken."""
+        if self.kept:
+            return Layout.KEPT
+        return Layout.COLUMNS if len(self.columns) > 1 else Layout.ROWS
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """Tokens and columns of the largest chunk."""
+        return tuple(max((part.stop - part.start for part in parts), default=0) for parts in (self.tokens, self.columns))  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Demand:
+    """The memory that a loss asks for, in sizes and bytes.
+
+    Attributes:
+        tokens, width, vocabulary: N, H and V.
+        logit_bytes: bytes of a logit; 0 if none is in memory.
+        dweight_bytes: bytes of an element of the sums that become the weight's gradient; 0 if it is not wanted.
+        dx: whether the gradient of x is wanted, in a dtype narrower than its sums.
+        kept_bytes: bytes of an exponential that is kept for the gradient; 0 if none may be.
+        scaled_bytes: bytes of a token's row of x times a factor, and of its sums of dx.
+        sum_bytes: bytes of a token's partial sums, statistics and coefficients.
+        length_factor: chunks have this many times T tokens.
+        longest: tokens of a chunk at most, where longer ones than T take less time; 0: they do not.
+    """
+
+    tokens: int
+    width: int
+    vocabulary: int
+    logit_bytes: int
+    dweight_bytes: int
+    dx: bool
+    kept_bytes: int
+    scaled_bytes: int = 0
+    sum_bytes: int = 0
+    length_factor: int = 1
+    longest: int = 0
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a whole row of logits, its row of scaled x and its partial sums."""
+        return pitch(self.vocabulary) * self.logit_bytes + self.scaled_bytes + self.sum_bytes
+
+    def fits_in_dweight(self, part: slice) -> bool:
+        """Whether the exponentials of a part of the vocabulary can be kept in its rows of the weight's gradient."""
+        width = part.stop - part.start
+        return self.tokens * pitch(width) * self.kept_bytes <= width * self.width * self.dweight_bytes
+
+
+def pitch(columns: int) -> int:
+    """Elements from one row of logits to the next."""
+    return ceil(columns / _PITCH_UNIT) * _PITCH_UNIT
+
+
+def wanted_tokens(dweight_bytes: int, device: Device | None) -> int:
+    """T: the shortest chunk of tokens that hides the traffic of the weight behind matrix products."""
+    kind = "cpu" if device is None else device.kind
+    ratio = _OPERATIONS_PER_BYTE[kind]
+    if device is not None and device.kind == "ascend" and device.bandwidth and device.matrix_flops:
+        ratio = device.matrix_flops / device.bandwidth
+    # A product without a gradient reads each weight once, for 2 T operations; one that adds to the weight's gradient reads
+    # and writes an element for them.
+    return max(1, round(_OVERLAP * ratio * (dweight_bytes or 1) / UNIT)) * UNIT
+
+
+def budget_of(memory_budget: int | None, device: Device | None) -> int:
+    """Bytes for logits and sums: those that were given, or the default."""
+    return DEFAULT_BUDGET["cpu" if device is None else device.kind] if memory_budget is None else memory_budget
+
+
+class Room(NamedTuple):
+    """A demand and the memory for it.
+
+    Attributes:
+        demand: what is asked for.
+        given: tokens of a chunk that the caller asked for; None: the caller did not.
+        budget: bytes for logits and sums.
+        is_limited: whether the caller gave the budget.
+        wanted: tokens of a chunk that hide the weight's traffic.
+        longest: tokens of a chunk at most.
+        affordable: whole rows that the budget holds.
+    """
+
+    demand: Demand
+    given: int | None
+    budget: int
+    is_limited: bool
+    wanted: int
+    longest: int
+    affordable: int
+
+    @property
+    def least(self) -> int:
+        """Tokens of a chunk of whole rows at least."""
+        return ceil(self.wanted * _MIN_CHUNK_SHARE)
+
+    def rows(self, longest: int, cut: Callable[[int, int], tuple[slice, ...]] = evenly) -> Chunks:
+        """Chunks of whole rows, of at most `longest` tokens."""
+        return Chunks(tokens=cut(self.demand.tokens, longest), columns=(slice(0, self.demand.vocabulary),))
+
+    def some_columns(self) -> Chunks:
+        """Chunks of columns, for as many tokens at a time as the budget holds, or as the caller asked for."""
+        demand, budget = self.demand, self.budget
+        columns = pitch(min(_MIN_COLUMNS, demand.vocabulary))
+        sums = FP32 * demand.width if demand.dx else 0
+        if self.given is None:
+            affordable = max(budget // (sums + columns * demand.logit_bytes), UNIT)
+            chunks = evenly(demand.tokens, demand.tokens if affordable >= demand.tokens else affordable // UNIT * UNIT)
+        else:
+            chunks = exactly(demand.tokens, self.given)
+        tokens = max(chunk.stop - chunk.start for chunk in chunks)
+        longest = max(columns, (budget // tokens - sums) // demand.logit_bytes // UNIT * UNIT)
+        return Chunks(tokens=chunks, columns=equally(demand.vocabulary, longest))
+
+    def kept_columns(self) -> Chunks | None:
+        """Chunks of columns of all tokens, whose exponentials are kept; None if they, or the sums of dx, have no memory."""
+        demand, tokens, vocabulary = self.demand, self.demand.tokens, self.demand.vocabulary
+        budget = min(self.budget, _KEPT_BUDGET) - tokens * demand.sum_bytes
+        # The longest chunk for which logits fit, and for each row and chunk a number: the maximum that was subtracted.
+        longest = budget // (tokens * demand.logit_bytes) // UNIT * UNIT
+        while longest >= UNIT and tokens * (longest * demand.logit_bytes + ceil(vocabulary / longest) * FP32) > budget:
+            longest -= UNIT
+        if longest < min(_MIN_COLUMNS, vocabulary):
+            return None
+        together = demand.logit_bytes // demand.kept_bytes  # kept chunks that one chunk of logits has room for
+        columns = equally(vocabulary, longest)
+        kept = joined(columns, together)
+        if not demand.fits_in_dweight(kept[-1]):  # the padding of rows makes the last part too big: its end is kept apart
+            whole = vocabulary // UNIT * UNIT
+            rest = (slice(whole, vocabulary),)
+            columns = (*equally(whole, longest), *rest)
+            kept = (*joined(columns[:-1], together), *rest)
+        room = tokens * pitch(columns[0].stop) * demand.logit_bytes
+        sums = min(tokens, UNIT) * demand.width * FP32 if demand.dx else 0
+        if len(columns) == 1 or sums > room or not all(demand.fits_in_dweight(part) for part in kept[:-1]):
+            return None
+        return Chunks(tokens=(slice(0, tokens),), columns=columns, kept=kept)
+
+
+class Case(NamedTuple):
+    """A row of `CASES`: whether it holds, its chunks (None: they have no memory), and why, with names that `split` knows."""
+
+    holds: Callable[[Room], object]
+    chunks: Callable[[Room], Chunks | None]
+    why: str
+
+
+# The first row that holds, and whose chunks have memory, is taken.
+# fmt: off
+CASES = (
+    Case(lambda room: room.given and (not room.is_limited or min(room.given, room.demand.tokens) <= room.affordable),
+         lambda room: room.rows(room.given or 1, exactly),
+         "chunk_tokens was given"),
+    Case(lambda room: room.given,
+         Room.some_columns,
+         "{mib} hold {affordable} whole rows of logits, of the {given} that were given"),
+    Case(lambda room: room.demand.tokens <= min(room.affordable, room.longest),
+         lambda room: room.rows(room.longest),
+         "the logits of all tokens fit in {mib}, and a chunk has at most {longest} tokens"),
+    Case(lambda room: room.demand.longest and room.affordable >= room.wanted,
+         lambda room: room.rows(min(room.longest, room.affordable // UNIT * UNIT)),
+         "a chunk has at most {longest} tokens, of which {mib} hold {affordable}"),
+    Case(lambda room: room.demand.kept_bytes,
+         Room.kept_columns,
+         "a number for each logit fits in the weight's gradient"),
+    Case(lambda room: room.affordable >= min(room.demand.tokens, room.wanted),
+         lambda room: room.rows(room.wanted),
+         "chunks of at most {wanted} tokens hide the weight's traffic behind products"),
+    Case(lambda room: room.affordable >= room.least or not room.demand.logit_bytes,  # chunks of columns save logits alone
+         lambda room: room.rows(room.affordable // UNIT * UNIT or room.affordable or UNIT),
+         "{mib} hold {affordable} tokens of the {wanted} that would hide the weight's traffic:"
+         " {count} chunks of nearly equal length"),
+    Case(lambda room: True,
+         Room.some_columns,
+         "{mib} hold {affordable} whole rows of logits, and a chunk of whole rows has at least {least}"),
+)
+# fmt: on
+
+
+def split(demand: Demand, chunk_tokens: int | None, memory_budget: int | None, device: Device | None) -> Chunks:
+    """Chunks for a demand; `memory_budget`: bytes for logits and sums, without inputs and gradients."""
+    budget, wanted = budget_of(memory_budget, device), demand.tokens
+    if demand.logit_bytes:
+        wanted = wanted_tokens(demand.dweight_bytes, device) * demand.length_factor
+    affordable, longest = budget // demand.row_bytes, max(wanted, demand.longest)
+    room = Room(demand, chunk_tokens, budget, memory_budget is not None, wanted, longest, affordable)
+    for case in CASES:
+        chunks = case.chunks(room) if case.holds(room) else None
+        if chunks is not None:
+            words = {"mib": f"{budget / MIB:.4g} MiB", "least": room.least, "count": len(chunks.tokens)}
+            return dataclasses.replace(chunks, why=case.why.format(**room._asdict(), **words))
+    raise AssertionError(f"no case for {demand}")
+
+
+# Ways.
 
 
 class Task(Enum):
@@ -85,7 +351,6 @@ class Shape(NamedTuple):
     device: Device | None
     frozen_width: int = 0
 
-    @property
     def is_of_distributions(self) -> bool:
         """Whether there are no losses."""
         return self.task in (Task.DISTRIBUTIONS, Task.DISTRIBUTION_GRADIENTS)
@@ -95,7 +360,7 @@ class Shape(NamedTuple):
         """Whether the gradient of the logits is a factor of the row times exponentials, in a dtype with fp32's range."""
         options = self.options
         other = (
-            self.is_of_distributions
+            self.is_of_distributions()
             or self.frozen_width
             or options.softcap is not None
             or options.return_entropy
@@ -105,55 +370,14 @@ class Shape(NamedTuple):
         return not other and not self.needs.dbias and self.x_dtype != torch.float16
 
     @property
-    def logits_dtype(self) -> torch.dtype:
+    def product_dtype(self) -> torch.dtype:
         """The dtype that PyTorch's product of x and the weight is rounded to."""
         return statistics_dtype(self.x_dtype) if self.writes_fp32 else self.x_dtype
 
-
-_PITCH_UNIT = 16  # elements that the pitch of a row of logits is a multiple of: a multiple of 32 bytes in every dtype
-
-
-class Layout(Enum):
-    """How a chunk takes the vocabulary."""
-
-    ROWS = "whole rows of logits"
-    KEPT = "some columns at a time, whose exponentials are kept in the memory of the weight's gradient"
-    COLUMNS = "some columns at a time, whose logits are computed twice"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chunks:
-    """Where chunks end, and how the vocabulary is taken.
-
-    Attributes:
-        tokens: chunks of tokens.
-        columns: chunks of the vocabulary; one if whole rows of logits are in memory.
-        kept: parts of the vocabulary, of a few chunks each, whose exponentials are kept in those rows of the weight's
-            gradient; empty if none are kept.
-        why: the rule that decided.
-    """
-
-    tokens: tuple[slice, ...]
-    columns: tuple[slice, ...]
-    kept: tuple[slice, ...] = ()
-    why: str
-
     @property
-    def layout(self) -> Layout:
-        """How the vocabulary is taken."""
-        if self.kept:
-            return Layout.KEPT
-        return Layout.COLUMNS if len(self.columns) > 1 else Layout.ROWS
-
-    @property
-    def longest(self) -> tuple[int, int]:
-        """Tokens and columns of the largest chunk."""
-        return tuple(max((part.stop - part.start for part in parts), default=0) for parts in (self.tokens, self.columns))  # type: ignore[return-value]
-
-
-def pitch(columns: int) -> int:
-    """Elements from one row of logits to the next."""
-    return ceil(columns / _PITCH_UNIT) * _PITCH_UNIT
+    def has_room_for_sums(self) -> bool:
+        """Whether exponentials leave half of each row of logits to sums of dx, [tokens, H]."""
+        return 2 * self.x_dtype.itemsize == self.product_dtype.itemsize and 2 * self.width <= pitch(self.vocabulary)
 
 
 # fp16 sums over tokens are scaled to at most this many times their mean. A mean is at most as large as x, and in a
@@ -205,12 +429,10 @@ class LossTiling(Tiling):
         way: which function of loss/ways.py runs.
         chunks: where chunks end.
         exact: the dtype of statistics and arithmetic.
-        product_dtype: of matrix products.
         logits_dtype: of logits in memory, or of exponentials where there are never logits.
         sum_dtype: of the sums that become the weight's gradient.
         dweight_scale: factor of the sums that become the weight's gradient.
         buffer: elements of the memory for a chunk's logits or exponentials, and later for sums of dx or scaled copies.
-        sums_in_buffer: whether a chunk's exponentials leave memory in its logits' place for sums of dx.
         why: why this way.
         decided_at: file and line of the rule that chose it.
     """
@@ -219,12 +441,10 @@ class LossTiling(Tiling):
     way: Way
     chunks: Chunks
     exact: torch.dtype
-    product_dtype: torch.dtype
     logits_dtype: torch.dtype
     sum_dtype: torch.dtype
     dweight_scale: float
     buffer: int
-    sums_in_buffer: bool
     why: str
     decided_at: str
 
@@ -277,7 +497,7 @@ def saves_a_sweep(shape: Shape) -> bool:
     fits = shape.vocabulary <= _MAX_EXPONENTIAL_COLUMNS
     if shape.task is not Task.LOSS_AND_GRADIENTS or not fits or not can_use_exponentials(shape):
         return False
-    itemsize = shape.logits_dtype.itemsize
+    itemsize = shape.product_dtype.itemsize
     if shape.options.group:  # a second sweep reads logits again; v multiplies sums of dx, in fp32, and x
         return shape.vocabulary * itemsize > shape.width * (itemsize + 3 * shape.x_dtype.itemsize)
     assert shape.device is not None
@@ -287,23 +507,16 @@ def saves_a_sweep(shape: Shape) -> bool:
     return chunk_tiling(both, shape.device).streams
 
 
-def is_more_than_v_times_e(shape: Shape) -> bool:
-    """Whether the gradient of the logits is not a factor of the row times exponentials."""
-    return not shape.is_row_factor_times_exponentials
-
-
 def always(shape: Shape) -> bool:
     """Holds for every shape."""
     return True
 
 
-_no_losses = attrgetter("is_of_distributions")
-
 # The first row that holds is taken. Chunks of KEPT_PRODUCT and PRODUCT come from `of_product`; those of
 # the other ways from `of_logits`.
 RULES = (
-    rule(Way.DISTRIBUTIONS, Layout.ROWS, _no_losses, "outputs of distributions; whole rows fit"),
-    rule(Way.DISTRIBUTIONS, Layout.COLUMNS, _no_losses, "outputs of distributions; few whole rows fit"),
+    rule(Way.DISTRIBUTIONS, Layout.ROWS, Shape.is_of_distributions, "outputs of distributions; whole rows fit"),
+    rule(Way.DISTRIBUTIONS, Layout.COLUMNS, Shape.is_of_distributions, "outputs of distributions; few whole rows fit"),
     rule(Way.KEPT_PRODUCT, Layout.KEPT, can_multiply, "a kernel's product stores exponentials, and all of them are kept"),
     rule(Way.PRODUCT, Layout.ROWS, can_multiply, "a kernel's product stores exponentials of whole rows"),
     rule(Way.KEPT_EXPONENTIALS, Layout.KEPT, can_use_exponentials, "the logits of all rows do not fit in one chunk; the"
@@ -311,8 +524,9 @@ RULES = (
     rule(Way.COLUMNS, Layout.COLUMNS, always, "few whole rows fit at a time, and the weight's gradient cannot keep"
           " exponentials of all (more tokens than columns of x, no such gradient, a bias, an option, fp16 or a CPU)"),
     rule(Way.EXPONENTIALS, Layout.ROWS, saves_a_sweep, "whole rows fit; the gradient is v times E: one sweep, not two"),
-    rule(Way.WHOLE_ROWS, Layout.ROWS, is_more_than_v_times_e, "whole rows fit, and the gradient takes the logits' place: it"
-          " is more than v times E (smoothing, entropy, softcap, argmax, a bias's gradient, an adapter or fp16)"),
+    rule(Way.WHOLE_ROWS, Layout.ROWS, lambda shape: not shape.is_row_factor_times_exponentials, "whole rows fit, and the"
+          " gradient takes the logits' place: it is more than v times E (smoothing, entropy, softcap, argmax, a bias's"
+          " gradient, an adapter or fp16)"),
     rule(Way.WHOLE_ROWS, Layout.ROWS, always, "whole rows fit, and E would save no sweep (no gradients in this pass,"
           " statistics that an earlier pass computed, rows of one tile, on ranks short ones, or of more than 2^20 columns,"
           " or a CPU)"),
@@ -332,9 +546,9 @@ def choose(shape: Shape) -> LossTiling:
     by_pytorch = _split_as_agreed(shape, of_logits(shape), agreed)
     by_kernel = _split_as_agreed(shape, of_product(shape), agreed) if can_multiply(shape) else None
     for each in RULES:
-        parts = by_kernel if each.way.multiplies else by_pytorch
-        if parts is not None and parts[0].layout is each.layout and each.holds(shape):
-            return made(shape, each, *parts)
+        found = by_kernel if each.way.multiplies else by_pytorch
+        if found is not None and found[0].layout is each.layout and each.holds(shape):
+            return tiling_of(shape, each, *found)
     raise AssertionError(f"no rule for {shape}")
 
 
@@ -347,7 +561,7 @@ def _in_parts_of_the_vocabulary(shape: Shape) -> LossTiling:
     tokens = exactly(shape.tokens, options.chunk_tokens or shape.tokens)
     columns = exactly(shape.vocabulary, options.vocab_size // options.vocab_parts)
     _, sum_dtype = _split_within_limits(shape, of_logits(shape), options.chunk_tokens, options.memory_budget)
-    return made(shape, _PARTS_RULE, Chunks(tokens=tokens, columns=columns, why=_PARTS_RULE.why), sum_dtype)
+    return tiling_of(shape, _PARTS_RULE, Chunks(tokens=tokens, columns=columns, why=_PARTS_RULE.why), sum_dtype)
 
 
 def most_columns(options: EachOptions, own: int) -> int:
@@ -361,17 +575,20 @@ def _of_average_rank(shape: Shape) -> Shape:
     return shape._replace(vocabulary=columns, is_readable=True, options=shape.options._replace(vocab_first=0))
 
 
+_MAX_FP32_SUMS = 600 * MIB  # beside a default budget
+
+
 def _split_as_agreed(shape: Shape, demand: Demand, agreed: Chunks | None) -> tuple[Chunks, torch.dtype]:
     """Chunks, and the dtype of the sums that become the weight's gradient."""
-    parts, sum_dtype = _split_within_limits(shape, demand, shape.options.chunk_tokens, shape.options.memory_budget)
-    if agreed is None or parts.tokens == agreed.tokens:
-        return parts, sum_dtype
+    chunks, sum_dtype = _split_within_limits(shape, demand, shape.options.chunk_tokens, shape.options.memory_budget)
+    if agreed is None or chunks.tokens == agreed.tokens:
+        return chunks, sum_dtype
     budget = shape.options.memory_budget
     if budget is None and agreed.layout is not Layout.ROWS:
         budget = budget_of(None, shape.device)  # without a budget, chunks of a given length take whole rows
-    parts, sum_dtype = _split_within_limits(shape, demand, agreed.longest[0], budget)
+    chunks, sum_dtype = _split_within_limits(shape, demand, agreed.longest[0], budget)
     why = f"ranks cut tokens alike, as for the average of their columns: {agreed.why}"
-    return dataclasses.replace(parts, tokens=agreed.tokens, why=why), sum_dtype
+    return dataclasses.replace(chunks, tokens=agreed.tokens, why=why), sum_dtype
 
 
 def _split_within_limits(
@@ -383,211 +600,57 @@ def _split_within_limits(
     beside the logits. The default budget is for logits alone: sums that take less than it, and less than 600 MiB, come
     beside it.
     """
-    parts, exact = split(demand, chunk_tokens, memory_budget, shape.device), statistics_dtype(shape.x_dtype)
+    chunks, exact = split(demand, chunk_tokens, memory_budget, shape.device), statistics_dtype(shape.x_dtype)
     if shape.options.accum_dtype is not None:
-        return parts, shape.options.accum_dtype
-    if len(parts.tokens) > 1 and 0 < demand.dweight_bytes < FP32:
+        return chunks, shape.options.accum_dtype
+    if len(chunks.tokens) > 1 and 0 < demand.dweight_bytes < FP32:
         sums, room = demand.vocabulary * demand.width * FP32, budget_of(memory_budget, shape.device)
         if sums < (min(room, _MAX_FP32_SUMS) if memory_budget is None else room):
             left = None if memory_budget is None else memory_budget - sums
             wide = split(dataclasses.replace(demand, dweight_bytes=FP32), chunk_tokens, left, shape.device)
             if len(wide.columns) == 1 or wide.kept:
                 return wide, exact
-    return parts, exact if shape.frozen_width else shape.weight_dtype
+    return chunks, exact if shape.frozen_width else shape.weight_dtype
 
 
-def made(shape: Shape, rule: Rule, parts: Chunks, sum_dtype: torch.dtype) -> LossTiling:
+def tiling_of(shape: Shape, rule: Rule, chunks: Chunks, sum_dtype: torch.dtype) -> LossTiling:
     """The tiling of a rule, with its chunks and the dtype of the sums that become the weight's gradient."""
-    multiplies, (tokens, columns) = rule.way.multiplies, parts.longest
+    multiplies, (tokens, columns) = rule.way.multiplies, chunks.longest
     if shape.device is not None and shape.device.kind == "ascend":  # whose programs read whole tiles of rows
         tokens = ceil(tokens / ROWS) * ROWS
     stores = shape.needs.dx or shape.needs.dweight or not multiplies
     return LossTiling(
         shape=shape,
         way=rule.way,
-        chunks=parts,
+        chunks=chunks,
         exact=statistics_dtype(shape.x_dtype),
-        product_dtype=shape.logits_dtype,
-        logits_dtype=shape.x_dtype if multiplies else shape.logits_dtype,
+        logits_dtype=shape.x_dtype if multiplies else shape.product_dtype,
         sum_dtype=sum_dtype,
         # Below 1 where gradients are left unfinished: a power of two.
         dweight_scale=0.5 ** (max(0, shape.tokens - 1) // _MAX_SUM_OVER_MEAN).bit_length() if shape.unfinished else 1.0,
         buffer=tokens * pitch(columns) if stores else 0,
-        sums_in_buffer=rule.way is Way.EXPONENTIALS and has_room_for_sums(shape),
         why=rule.why,
         decided_at=rule.decided_at,
     )
 
 
-# Where chunks end.
-
-MIB = 2**20
-DEFAULT_BUDGET = {"cuda": 1280 * MIB, "ascend": 384 * MIB, "cpu": 256 * MIB}
-_MAX_FP32_SUMS = 600 * MIB  # fp32 sums beside a default budget
-_OVERLAP = 2.75  # at this many times the break-even length, chunking costs no measurable time
-# CUDA: an H200, 790 TFLOP/s and 4.28 TB/s. Ascend: a default for chips whose figures are not published.
-_OPERATIONS_PER_BYTE = {"cuda": 185.0, "ascend": 295.0, "cpu": 185.0}
-_KEPT_BUDGET = 128 * MIB  # for a chunk of columns where logits are kept: more was not faster on an H200
-_MIN_CHUNK_SHARE = 0.375  # of T: with fewer tokens, weight traffic costs more than computing all logits twice
-_MIN_COLUMNS = 512
-# Losses with gradients on an H200, ms (2026-11-30), in chunks of 2048 and of 4096 tokens, and of all: 4096 x 4096 x 128256
-# 19.5, 19.0 (exponentials that are kept: 20.9); 8192 x 2048 x 151936 23.3, 22.4, 22.3; 8192 x 4096 x 32000 11.4, 10.1, 9.4.
+_ROW_NUMBERS = 16  # of each row: statistics, coefficients, k, v
+# Tokens of the longest chunks where a kernel multiplies. Losses with gradients on an H200, ms (2026-11-30), in chunks of
+# 2048 and of 4096 tokens, and of all: 4096 x 4096 x 128256 19.5, 19.0 (exponentials that are kept: 20.9); 8192 x 2048 x
+# 151936 23.3, 22.4, 22.3; 8192 x 4096 x 32000 11.4, 10.1, 9.4.
 _LONG = 8192
-
-
-@dataclass(frozen=True)
-class Demand:
-    """The memory that a loss asks for, in sizes and bytes.
-
-    Attributes:
-        tokens, width, vocabulary: N, H and V.
-        logit_bytes: bytes of a logit; 0 if none is in memory.
-        dweight_bytes: bytes of an element of the sums that become the weight's gradient; 0 if it is not wanted.
-        dx: whether the gradient of x is wanted, in a dtype narrower than its sums.
-        kept_bytes: bytes of an exponential that is kept for the gradient; 0 if none may be.
-        scaled_bytes: bytes of a token's row of x times a factor, and of its sums of dx.
-        sum_bytes: bytes of a token's partial sums, statistics and coefficients.
-        length_factor: chunks have this many times T tokens.
-        longest: tokens of a chunk at most, where longer ones than T take less time; 0: they do not.
-    """
-
-    tokens: int
-    width: int
-    vocabulary: int
-    logit_bytes: int
-    dweight_bytes: int
-    dx: bool
-    kept_bytes: int
-    scaled_bytes: int = 0
-    sum_bytes: int = 0
-    length_factor: int = 1
-    longest: int = 0
-
-
-def wanted_tokens(dweight_bytes: int, device: Device | None) -> int:
-    """The shortest chunk of tokens that hides the traffic of the weight behind matrix products."""
-    kind = "cpu" if device is None else device.kind
-    ratio = _OPERATIONS_PER_BYTE[kind]
-    if device is not None and device.kind == "ascend" and device.bandwidth and device.matrix_flops:
-        ratio = device.matrix_flops / device.bandwidth
-    # A product without a gradient reads each weight once, for 2 T operations; one that adds to the weight's gradient reads
-    # and writes an element for them.
-    return max(1, round(_OVERLAP * ratio * (dweight_bytes or 1) / UNIT)) * UNIT
-
-
-def split(demand: Demand, chunk_tokens: int | None, memory_budget: int | None, device: Device | None) -> Chunks:
-    """Chunks for a demand; `memory_budget`: bytes for logits and sums, without inputs and gradients."""
-    tokens, vocabulary = demand.tokens, demand.vocabulary
-    budget = budget_of(memory_budget, device)
-    row = _row_bytes(demand)
-    everything = (slice(0, vocabulary),)
-    if chunk_tokens is not None:
-        if memory_budget is None or min(chunk_tokens, tokens) * row <= budget:
-            return Chunks(tokens=exactly(tokens, chunk_tokens), columns=everything, why="chunk_tokens was given")
-        return _columns(demand, budget, chunk_tokens, f"of the {chunk_tokens} that were given")
-    wanted = wanted_tokens(demand.dweight_bytes, device) * demand.length_factor if demand.logit_bytes else tokens
-    affordable, longest = budget // row, max(wanted, demand.longest)
-    if tokens <= min(affordable, longest):
-        why = f"the logits of all tokens fit in {_mib(budget)}, and a chunk has at most {longest} tokens"
-        return Chunks(tokens=exactly(tokens, tokens or 1), columns=everything, why=why)
-    if demand.longest and affordable >= wanted:
-        why = f"a chunk has at most {longest} tokens, of which {_mib(budget)} hold {affordable}"
-        return Chunks(tokens=evenly(tokens, min(longest, affordable // UNIT * UNIT)), columns=everything, why=why)
-    kept = _columns_kept_in_dweight(demand, min(budget, _KEPT_BUDGET)) if demand.kept_bytes else None
-    if kept is not None:
-        return kept
-    if affordable >= min(tokens, wanted):
-        why = f"chunks of at most {wanted} tokens hide the weight's traffic behind products"
-        return Chunks(tokens=evenly(tokens, wanted), columns=everything, why=why)
-    if affordable >= wanted * _MIN_CHUNK_SHARE or not demand.logit_bytes:  # chunks of columns would save logits alone
-        longest = affordable // UNIT * UNIT or affordable or UNIT
-        parts = evenly(tokens, longest)
-        why = (
-            f"{_mib(budget)} hold {affordable} tokens of the {wanted} that would hide the weight's traffic:"
-            f" {len(parts)} chunks of nearly equal length"
-        )
-        return Chunks(tokens=parts, columns=everything, why=why)
-    least = ceil(wanted * _MIN_CHUNK_SHARE)
-    return _columns(demand, budget, None, f"and a chunk of whole rows has at least {least}")
-
-
-def _columns(demand: Demand, budget: int, chunk_tokens: int | None, needed: str) -> Chunks:
-    """Chunks of columns, for as many tokens at a time as the budget allows; `needed`: how many rows are too many for it."""
-    tokens = demand.tokens if chunk_tokens is None else min(chunk_tokens, demand.tokens)
-    columns = pitch(min(_MIN_COLUMNS, demand.vocabulary))
-    sums = FP32 * demand.width if demand.dx else 0
-    if chunk_tokens is None:
-        affordable = max(budget // (sums + columns * demand.logit_bytes), UNIT)
-        chunks = evenly(tokens, max(UNIT, affordable // UNIT * UNIT) if affordable < tokens else tokens)
-        tokens = min(tokens, max(chunk.stop - chunk.start for chunk in chunks))
-    else:
-        chunks = exactly(demand.tokens, chunk_tokens)
-    longest = max(columns, (budget // tokens - sums) // demand.logit_bytes // UNIT * UNIT)
-    columns_at_a_time = equally(demand.vocabulary, longest)
-    why = f"{_mib(budget)} hold {budget // _row_bytes(demand)} whole rows of logits, {needed}"
-    return Chunks(tokens=chunks, columns=columns_at_a_time, why=why)
-
-
-def _row_bytes(demand: Demand) -> int:
-    """Bytes of a whole row of logits, its row of scaled x and its partial sums."""
-    return pitch(demand.vocabulary) * demand.logit_bytes + demand.scaled_bytes + demand.sum_bytes
-
-
-def _mib(count: int) -> str:
-    return f"{count / MIB:.4g} MiB"
-
-
-def budget_of(memory_budget: int | None, device: Device | None) -> int:
-    """Bytes for logits and sums: those that were given, or the default."""
-    return DEFAULT_BUDGET["cpu" if device is None else device.kind] if memory_budget is None else memory_budget
-
-
-def _columns_kept_in_dweight(demand: Demand, budget: int) -> Chunks | None:
-    """Chunks of columns of all tokens, whose exponentials are kept; None if they, or the sums of dx, have no memory."""
-    tokens, vocabulary = demand.tokens, demand.vocabulary
-    budget -= tokens * demand.sum_bytes
-    # The longest chunk for which logits fit, and for each row and chunk a number: the maximum that was subtracted.
-    longest = budget // (tokens * demand.logit_bytes) // UNIT * UNIT
-    while longest >= UNIT and tokens * (longest * demand.logit_bytes + ceil(vocabulary / longest) * FP32) > budget:
-        longest -= UNIT
-    if longest < min(_MIN_COLUMNS, vocabulary):
-        return None
-    together = demand.logit_bytes // demand.kept_bytes  # kept chunks that one chunk of logits has room for
-    columns = equally(vocabulary, longest)
-    kept = joined(columns, together)
-    if not fits_in_dweight(demand, kept[-1]):  # row padding makes the last part too big: keep the unaligned tail separately
-        whole = vocabulary // UNIT * UNIT
-        rest = (slice(whole, vocabulary),)
-        columns = (*equally(whole, longest), *rest)
-        kept = (*joined(columns[:-1], together), *rest)
-    room = tokens * pitch(columns[0].stop) * demand.logit_bytes
-    sums = min(tokens, UNIT) * demand.width * FP32 if demand.dx else 0
-    if len(columns) == 1 or sums > room or not all(fits_in_dweight(demand, part) for part in kept[:-1]):
-        return None
-    return Chunks(
-        tokens=(slice(0, tokens),), columns=columns, kept=kept, why="a number for each logit fits in the weight's gradient"
-    )
-
-
-def fits_in_dweight(demand: Demand, part: slice) -> bool:
-    """Whether the exponentials of a part can be kept in its rows of the weight's gradient."""
-    width = part.stop - part.start
-    return demand.tokens * pitch(width) * demand.kept_bytes <= width * demand.width * demand.dweight_bytes
-
-
-_ROW_NUMBERS = 16  # of each row: statistics, coefficients, references, v
 
 
 def of_logits(shape: Shape) -> Demand:
     """Memory for a loss whose logits PyTorch's product writes."""
-    dtype, exact, logits = shape.x_dtype, statistics_dtype(shape.x_dtype), shape.logits_dtype
+    dtype, exact, logits = shape.x_dtype, statistics_dtype(shape.x_dtype), shape.product_dtype
     once = shape.device is not None and shape.is_row_factor_times_exponentials
     sums = exact.itemsize if shape.needs.dx and logits != dtype else 0
     return _demand(
         shape,
         logit_bytes=logits.itemsize,
         dx=shape.needs.dx and dtype.itemsize < exact.itemsize,
-        scaled_bytes=shape.width * (dtype.itemsize + sums) if once and not has_room_for_sums(shape) else 0,
+        scaled_bytes=shape.width * (dtype.itemsize + sums) if once and not shape.has_room_for_sums else 0,
     )
 
 
@@ -596,7 +659,7 @@ def of_product(shape: Shape) -> Demand:
     assert shape.device is not None
     dtype, exact, needs = shape.x_dtype, statistics_dtype(shape.x_dtype), shape.needs
     is_stored = needs.dx or needs.dweight
-    sums = exact.itemsize if needs.dx and shape.logits_dtype != dtype else 0
+    sums = exact.itemsize if needs.dx and shape.product_dtype != dtype else 0
     tiles = ProductTiling(width=shape.width, device=shape.device).column_tiles(shape.vocabulary)
     return _demand(
         shape,
@@ -607,12 +670,6 @@ def of_product(shape: Shape) -> Demand:
         length_factor=2,
         longest=_LONG if shape.task in (Task.LOSS_AND_GRADIENTS, Task.GRADIENTS) else 0,
     )
-
-
-def has_room_for_sums(shape: Shape) -> bool:
-    """Whether exponentials leave half of each row of logits to sums of dx, [tokens, H]."""
-    halves = 2 * shape.x_dtype.itemsize == shape.logits_dtype.itemsize
-    return halves and 2 * shape.width <= pitch(shape.vocabulary)
 
 
 def dweight_bytes(shape: Shape) -> int:
@@ -628,84 +685,3 @@ def _demand(shape: Shape, **others: Any) -> Demand:
     keeps = is_last and may_keep and can_use_exponentials(shape)
     kept, sizes = shape.x_dtype.itemsize if keeps else 0, (shape.tokens, shape.width, shape.vocabulary)
     return Demand(*sizes, dweight_bytes=dweight_bytes(shape), kept_bytes=kept, **others)
-
-
-# Parts of a range: of tokens, and of columns of the vocabulary.
-
-UNIT = 128  # tokens and columns of a chunk are multiples of this: whole tiles of matrix products
-
-
-def token_groups(tokens: int, longest: int) -> tuple[slice, ...]:
-    """Groups of tokens whose sums of dx are in memory at a time: all of them, or a power of two units each."""
-    if tokens <= longest:
-        return (slice(0, tokens),)
-    return exactly(tokens, UNIT << ((longest // UNIT).bit_length() - 1))
-
-
-def joined(parts: tuple[slice, ...], count: int) -> tuple[slice, ...]:
-    """Neighbours as one, `count` at a time."""
-    groups = (parts[first : first + count] for first in range(0, len(parts), count))
-    return tuple(slice(group[0].start, group[-1].stop) for group in groups)
-
-
-def exactly(total: int, length: int) -> tuple[slice, ...]:
-    """Parts of that length; the last may be shorter."""
-    return tuple(slice(first, min(first + length, total)) for first in range(0, total, length))
-
-
-def equally(total: int, longest: int) -> tuple[slice, ...]:
-    """Parts of one length, a multiple of the unit, except the last: a kernel is compiled for each length."""
-    if not total:
-        return ()
-    length = ceil(total / ceil(total / longest) / UNIT) * UNIT
-    return exactly(total, min(length, longest) if longest >= UNIT else longest)
-
-
-def evenly(total: int, longest: int) -> tuple[slice, ...]:
-    """As few parts as possible, whose lengths differ by at most one unit."""
-    if total <= longest:
-        return (slice(0, total),) if total else ()
-    unit = UNIT if longest % UNIT == 0 else 1
-    units, count = ceil(total / unit), ceil(total / longest)
-    ends = [min(total, (units * (i + 1) // count) * unit) for i in range(count)]
-    return tuple(slice(first, end) for first, end in zip([0, *ends], ends, strict=False))
-
-
-# Distillation.
-
-# Bytes for both models' logits: twice a loss's; on CUDA fewer, so that on an H200 no peer's form of distillation takes less.
-_DISTILLATION_BUDGET = {**{kind: 2 * count for kind, count in DEFAULT_BUDGET.items()}, "cuda": 512 * MIB}
-
-_DISTILLATION_RULE = rule(Way.DISTILLATION, Layout.ROWS, always, "whole rows of both models' logits")
-_TEMPORARIES = 10  # matrices as a chunk's logits that the arithmetic in PyTorch's operators takes
-
-
-@functools.lru_cache(maxsize=1024)
-def choose_distillation(shape: Shape, teacher_dtype: torch.dtype) -> LossTiling:
-    """Chunks of tokens, whose whole rows of logits of both models are in memory."""
-    vocabulary = most_columns(shape.options, shape.vocabulary)
-    budget = shape.options.memory_budget or _DISTILLATION_BUDGET["cpu" if shape.device is None else shape.device.kind]
-    exact, columns, sum_dtype = statistics_dtype(shape.x_dtype), pitch(vocabulary), shape.options.accum_dtype
-    row = columns * (shape.logits_dtype.itemsize + teacher_dtype.itemsize)
-    if shape.options.group:
-        row += columns * _TEMPORARIES * exact.itemsize
-    parts = _split_distillation(shape, budget // row)
-    sums = vocabulary * shape.width * exact.itemsize
-    if shape.frozen_width:
-        sum_dtype = sum_dtype or exact
-    elif sum_dtype is None and len(parts.tokens) > 1 and shape.needs.dweight and 2 * sums <= budget:
-        sum_dtype = exact
-        parts = _split_distillation(shape._replace(weight_dtype=exact), (budget - sums) // row)
-    return made(shape, _DISTILLATION_RULE, parts, sum_dtype or shape.weight_dtype)
-
-
-def _split_distillation(shape: Shape, affordable: int) -> Chunks:
-    """Chunks of at most so many tokens, and no more than hide the traffic of the weight."""
-    everything = (slice(0, shape.vocabulary),)
-    given, tokens = shape.options.chunk_tokens, shape.tokens
-    if given is not None:
-        return Chunks(tokens=exactly(tokens, given), columns=everything, why="chunk_tokens was given")
-    wanted = wanted_tokens(dweight_bytes(shape), shape.device)
-    longest = min(wanted, max(affordable // UNIT * UNIT or affordable, 1))
-    why = f"the budget holds {affordable} tokens, and {wanted} hide the weight's traffic behind products"
-    return Chunks(tokens=evenly(tokens, longest), columns=everything, why=why)

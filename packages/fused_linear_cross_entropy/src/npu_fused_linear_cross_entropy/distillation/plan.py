@@ -19,6 +19,7 @@ Source of the generalised Jensen-Shannon divergence: Agarwal et al., "On-Policy 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from math import floor, log2
 from typing import Any, NamedTuple
@@ -29,14 +30,50 @@ from npu_tiling.calls import Empty, statistics_dtype
 from npu_tiling.plans import Plan
 from torch import Tensor
 
-from .. import matmul
+from .. import decide, matmul
 from ..call import NO_COLUMN, Distillation, DistillationBackward, DistillationOptions, is_unfinished
-from ..decide import Task, choose_distillation
+from ..decide import LossTiling, Shape, Task
 from ..head import Head, cast, check_columns, flat, linear, part, rows_of_all_ranks, shape_of, transposed
 from ..tokens import are_columns, are_counted, total_weight, typical_size
 
 # fp16 gradients of logits are at most about the first; their sums over tokens, the weight's gradient, stay this much larger.
 _ENLARGED, _ENLARGED_SUMS = 256.0, 16.0
+
+# Bytes for both models' logits: twice a loss's; on CUDA fewer, so that on an H200 no peer's form of distillation takes less.
+_BUDGET = {**{kind: 2 * count for kind, count in decide.DEFAULT_BUDGET.items()}, "cuda": 512 * decide.MIB}
+
+_RULE = decide.rule(decide.Way.DISTILLATION, decide.Layout.ROWS, decide.always, "whole rows of both models' logits")
+_TEMPORARIES = 10  # matrices as a chunk's logits that the arithmetic in PyTorch's operators takes
+
+
+@functools.lru_cache(maxsize=1024)
+def choose(shape: Shape, teacher_dtype: torch.dtype) -> LossTiling:
+    """Chunks of tokens, whose whole rows of logits of both models are in memory."""
+    vocabulary = decide.most_columns(shape.options, shape.vocabulary)
+    budget = shape.options.memory_budget or _BUDGET["cpu" if shape.device is None else shape.device.kind]
+    exact, columns, sum_dtype = statistics_dtype(shape.x_dtype), decide.pitch(vocabulary), shape.options.accum_dtype
+    row = columns * (shape.product_dtype.itemsize + teacher_dtype.itemsize)
+    if shape.options.group:
+        row += columns * _TEMPORARIES * exact.itemsize
+    chunks = _split(shape, budget // row)
+    sums = vocabulary * shape.width * exact.itemsize
+    if shape.frozen_width:
+        sum_dtype = sum_dtype or exact
+    elif sum_dtype is None and len(chunks.tokens) > 1 and shape.needs.dweight and 2 * sums <= budget:
+        sum_dtype = exact
+        chunks = _split(shape._replace(weight_dtype=exact), (budget - sums) // row)
+    return decide.tiling_of(shape, _RULE, chunks, sum_dtype or shape.weight_dtype)
+
+
+def _split(shape: Shape, affordable: int) -> decide.Chunks:
+    """Chunks of at most so many tokens, and no more than hide the traffic of the weight."""
+    everything, given = (slice(0, shape.vocabulary),), shape.options.chunk_tokens
+    if given is not None:
+        return decide.Chunks(tokens=decide.exactly(shape.tokens, given), columns=everything, why="chunk_tokens was given")
+    wanted = decide.wanted_tokens(decide.dweight_bytes(shape), shape.device)
+    longest = min(wanted, max(affordable // decide.UNIT * decide.UNIT or affordable, 1))
+    why = f"the budget holds {affordable} tokens, and {wanted} hide the weight's traffic behind products"
+    return decide.Chunks(tokens=decide.evenly(shape.tokens, longest), columns=everything, why=why)
 
 
 def forward(p: Plan, call: Distillation) -> tuple[Any, ...]:
@@ -111,7 +148,7 @@ def _run(p: Plan, call: Any, task: Task, dloss: Any) -> tuple[Any, Facts, tuple[
     shape = shape_of(p, call, layer, task, call.needs, unfinished=unfinished, is_readable=False)
     teacher_x, probs = rows_of_all_ranks(p, flat(p, call.teacher_x, 1), options), flat(p, call.teacher_probs, 1)
     teacher_dtype = _teacher_dtype(p, call.teacher_x, call.x)
-    tiling, enlargement = choose_distillation(shape, teacher_dtype), 1.0
+    tiling, enlargement = choose(shape, teacher_dtype), 1.0
     if unfinished:
         enlargement = _enlargement(options)
         scale = tiling.dweight_scale / enlargement * min(enlargement, _ENLARGED_SUMS)

@@ -148,7 +148,7 @@ class Loss:
     @functools.cached_property
     def sums_and_scaled(self) -> tuple[Any, Any]:
         """Memory of the longest chunk for its sums of dx, and for v x; None where there is none."""
-        head, dtype = self.head, self.tiling.product_dtype
+        head, dtype = self.head, self.tiling.shape.product_dtype
         size = (self.tiling.chunks.longest[0], head.x.shape[1])
         sums = Empty(size, dtype) if head.dx is not None and head.x.dtype != dtype else None
         return self.p.new(sums), self.p.new(None if head.dweight is None else Empty(size, head.x.dtype))
@@ -269,7 +269,7 @@ def _add_exponentials(loss: Loss, tokens: slice, memory: Any, k: Any, statistics
     final_k = _reachable(loss, k, coefficients)
     loss.steps.end_exponentials(p, chunk, loss.options, k, final_k, target_logit, coefficients, v, targets)
     x, count, width = part(p, head.x, tokens), memory.shape[0], head.x.shape[1]
-    if tiling.sums_in_buffer:  # E fills the second half of each row, and the first is free
+    if tiling.way is Way.EXPONENTIALS and tiling.shape.has_room_for_sums:  # in the first half of each row, before E
         step = pitch(head.weight.shape[0])
         sums = p.view(head.buffer, (count, width), (step, 1))
         scaled = p.view(head.buffer, (count, width), (2 * step, 1), dtype=x.dtype)
