@@ -78,11 +78,11 @@ def test_a_launch_falls_back_to_what_runs_where_its_tile_overflows(package, opti
             arguments = on_meta(call.plan.arguments)
             if not said.fallback:
                 with pytest.raises(npu_tiling.TileTooLargeError, match="not even its smallest tile"):
-                    run_plan(call.plan, arguments, call.again)
+                    run_plan(call.plan, arguments, call.replan)
                 continue
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)
-                _, after = run_plan(call.plan, arguments, call.again)
+                _, after = run_plan(call.plan, arguments, call.replan)
             steps = explanation.explained([call._replace(plan=after)])
             made = [step for step in steps if isinstance(step, explanation.ExplainedLaunch)]
             new = [each for each in made if identity(each) in Counter(map(identity, made)) - before]

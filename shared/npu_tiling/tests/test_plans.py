@@ -214,7 +214,7 @@ def test_equal_calls_are_checked_once(launches):
 
     def checked(x, factor=2.0):
         given = Scaled(x, None, factor, False)
-        found = OPERATOR.again(check, given)
+        found = OPERATOR.if_checked(check, given)
         if found is None:
             check(given)
             found = OPERATOR(given, check)
@@ -227,11 +227,11 @@ def test_equal_calls_are_checked_once(launches):
     for wrong in ("a string", None, 3, [x], torch.randn(())):
         with pytest.raises((TypeError, ValueError), match="x"):
             checked(wrong)
-    assert OPERATOR.again("another check", Scaled(x, None, 2.0, False)) is None
-    assert OPERATOR.again(check, Scaled(x, None, 2, False)) is None  # an int, which the check saw no equal of
-    assert OPERATOR.again(check, Scaled(x, None, [], False)) is None
+    assert OPERATOR.if_checked("another check", Scaled(x, None, 2.0, False)) is None
+    assert OPERATOR.if_checked(check, Scaled(x, None, 2, False)) is None  # an int, which the check saw no equal of
+    assert OPERATOR.if_checked(check, Scaled(x, None, [], False)) is None
     with detection.plain_pytorch():
-        assert OPERATOR.again(check, Scaled(x, None, 2.0, False)) is None
+        assert OPERATOR.if_checked(check, Scaled(x, None, 2.0, False)) is None
 
 
 def refusing(monkeypatch, above):

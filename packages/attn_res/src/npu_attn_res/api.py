@@ -107,7 +107,7 @@ def attn_res(
         dtype=None,
         save=return_weights,
     )
-    results = FORWARD.again("attn_res", call) if type(scale) is float and scale == 1.0 else None
+    results = FORWARD.if_checked("attn_res", call) if type(scale) is float and scale == 1.0 else None
     if results is None:
         weights = (query, rms_weight, output_rms_weight)
         rms_eps, scale, output_rms_eps = check_sources(blocks, stacked, weights, (rms_eps, scale, output_rms_eps))

@@ -97,7 +97,7 @@ def attn_res_bank(
     reads_alone = append is in_place is False and type(scale) is float and scale == 1.0 and type(bank) in _KINDS
     results = None
     if reads_alone and type(n_blocks) in _COUNTS:
-        results = FORWARD.again("attn_res_bank", _with_blocks(call, bank, n_blocks))
+        results = FORWARD.if_checked("attn_res_bank", _with_blocks(call, bank, n_blocks))
     new_prefix = prefix
     if results is not None:
         h, y, total, score, *_ = results

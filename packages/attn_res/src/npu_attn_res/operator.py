@@ -62,6 +62,7 @@ BACKWARD = Operator(
     lists=["dblocks"],
     forward_mode=True,
     batched=True,
+    is_gradient=True,
 )
 _N_TENSORS = len(FORWARD.signature.tensors) - 1  # beside the blocks
 
@@ -171,7 +172,6 @@ def _with_gradient(run: Any, blocks: Any, *others: Any) -> Any:
 
 FORWARD.autograd(_with_gradient)
 UPDATE.autograd(_with_gradient)
-BACKWARD.gradient()
 
 
 # A write to any block changes the version of the whole bank. So each append notes how many versions are its own, and a

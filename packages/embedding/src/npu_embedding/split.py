@@ -287,6 +287,7 @@ BY_ALL_BACKWARD = Operator(
     ["dweight"],
     plan=_plan_by_all_backward,
     reference=_compute_by_all_backward,
+    is_gradient=True,
 )
 
 
@@ -313,4 +314,3 @@ class _ByAll(Function):
 
 
 BY_ALL.autograd(partial(apply, _ByAll), as_given=True)
-BY_ALL_BACKWARD.gradient()

@@ -157,7 +157,7 @@ def fused_linear_cross_entropy(
     is_plain = token_weight is None and counted_tokens is None and weight_grad is None and adapter is None
     is_whole = process_group is None and vocab_range is None and vocab_size is None
     if is_plain and is_whole and not (isinstance(x, Tensor) and is_autocast(x)):
-        known = loss_again(x, weight, target, bias, class_weight, options)
+        known = loss_if_checked(x, weight, target, bias, class_weight, options)
         if known is not None:
             return LinearCrossEntropyOutput(*known) if any(options.extras) else known[0]
     options = replaced(options, accum_dtype=check_weight_grad(weight_grad, weight, accum_dtype))
@@ -174,11 +174,11 @@ def fused_linear_cross_entropy(
     return outputs if any(options.extras) else outputs.loss
 
 
-def loss_again(
+def loss_if_checked(
     x: Tensor, weight: Tensor, target: Any, bias: Tensor | None, class_weight: Tensor | None, options: Options
 ) -> Any:
     """The six outputs of a call whose equal was checked before; None: it has to be checked."""
-    found = FORWARD.forward.again(check_loss, Forward(x, weight, target, bias, class_weight, *_NONE, options))
+    found = FORWARD.forward.if_checked(check_loss, Forward(x, weight, target, bias, class_weight, *_NONE, options))
     return None if found is None else found[: FORWARD.outputs]
 
 

@@ -12,7 +12,7 @@ from npu_tiling.dtensor import is_distributed
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from .api import computed, loss_again
+from .api import computed, loss_if_checked
 from .call import Distributions, Forward, LogProbs, Options, replaced, whole_shape
 from .checks import Part, check_loss, check_weight_grad, checked_options, joined
 from .distributions import DISTRIBUTIONS
@@ -118,7 +118,7 @@ def linear_log_probs(
             sequence_parallel=sequence_parallel,
             vocab_size=weight.shape[0] if isinstance(weight, Tensor) and weight.dim() and not weight.is_nested else 0,
         )
-        known = loss_again(x, weight, target, bias, None, options)
+        known = loss_if_checked(x, weight, target, bias, None, options)
         if known is not None:
             loss, *_, entropy = known
             return LogProbs(-loss, entropy) if return_entropy else -loss

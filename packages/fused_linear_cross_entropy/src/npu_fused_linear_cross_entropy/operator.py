@@ -76,12 +76,9 @@ class Gradients:
         self._places = [1 + of.signature.tensors.index(field) for field in trained]
         self.needs = itemgetter(*self._places)  # of ctx.needs_input_grad: which gradients autograd needs
         self._record = record
-        self.plain = operator_of(name, record, results, module, plan, _gradient_flops)
-        self.added = operator_of(
-            f"{name}_added", record, results, module, plan, _gradient_flops, writes=["weight_grad"], batched=_refuse_several
-        )
-        self.plain.gradient()
-        self.added.gradient()
+        given = (record, results, module, plan, _gradient_flops)
+        self.plain = operator_of(name, *given, is_gradient=True)
+        self.added = operator_of(f"{name}_added", *given, is_gradient=True, writes=["weight_grad"], batched=_refuse_several)
 
     def __call__(self, ctx: Any, given: Sequence[Any], tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         """The results of a `Function`'s backward; `tensors`: its operator's, without `weight_grad`, the last one."""
@@ -223,8 +220,8 @@ SCALE = Operator(
     plan=f"{__package__}.loss.gradients:scale",
     reference=lambda call: [call.gradient * call.factor],
     batched=True,
+    is_gradient=True,
 )
-SCALE.gradient()
 SCALE_ = Operator(
     LIBRARY,
     "scale_",

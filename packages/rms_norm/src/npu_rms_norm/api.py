@@ -1,6 +1,6 @@
 """The public functions. Each checks its arguments and calls an operator; of DTensors with this rank's part.
 
-A call with a key that has passed the same check before is not checked again (`Operator.again`).
+A call with a key that has passed the same check before is not checked again (`Operator.if_checked`).
 
 DTensors: x may be split along any dimension but the last. Weight and bias are whole on every rank. Ranks exchange nothing.
 Each rank sums the gradient of the weight over its own tokens: it is `Partial`, as from torch's norms. Where x [..., H, D] is
@@ -529,7 +529,7 @@ def _results(check: Check, call: Forward) -> Any:
 
     `check` raises an error for wrong arguments, and returns eps and offset as floats.
     """
-    results = operator.FORWARD.again(check, call)
+    results = operator.FORWARD.if_checked(check, call)
     if results is not None:
         return results
     eps, offset = check(call)

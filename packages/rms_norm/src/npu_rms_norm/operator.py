@@ -49,6 +49,7 @@ BACKWARD = Operator(
     plan=f"{__package__}.plans:backward",
     reference=reference.compute_backward,
     forward_mode=True,
+    is_gradient=True,
 )
 BACKWARD_ = Operator(
     LIBRARY,
@@ -59,6 +60,7 @@ BACKWARD_ = Operator(
     reference=reference.compute_backward_,
     writes=["dy"],
     fixed={"need_dx": True, "need_dgate": False},
+    is_gradient=True,
 )
 QK_FORWARD = Operator(
     LIBRARY,
@@ -76,6 +78,7 @@ QK_BACKWARD = Operator(
     ["dqkv", "dq_weight", "dk_weight"],
     plan=f"{__package__}.qk:qk_backward",
     reference=reference.compute_qk_backward,
+    is_gradient=True,
 )
 
 
@@ -190,10 +193,7 @@ def _qkv(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 FORWARD.autograd(_with_gradient)
-BACKWARD.gradient()
-BACKWARD_.gradient()
 QK_FORWARD.autograd(_qk_with_gradient)
-QK_BACKWARD.gradient()
 _WEIGHTS, _HEADS = "Tensor? q_weight, Tensor? k_weight", "int n_heads, int n_kv_heads"
 LIBRARY.compose(
     f"qkv(Tensor(a) qkv, {_WEIGHTS}, {_HEADS}, float eps, float offset, str casting_mode)"

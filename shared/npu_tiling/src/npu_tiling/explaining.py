@@ -489,7 +489,7 @@ def _with_fallbacks(call: PlannedCall, steps: list[Step]) -> list[Step]:
             following, key = decision.tiling.smaller(), (decision.name, decision.tiling)
             if following is not None:
                 if key not in found:
-                    found[key] = _new(_steps(call.direction, call.again({key: following})), steps)
+                    found[key] = _new(_steps(call.direction, call.replan({key: following})), steps)
                 step = _replaced_by(step, found[key])
         result.append(step)
     return result

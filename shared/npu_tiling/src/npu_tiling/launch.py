@@ -493,12 +493,12 @@ class PlannedCall(NamedTuple):
     Attributes:
         direction: "forward" or "backward": whether autograd's engine asked for it.
         plan: what it does, a `Plan` of plans.py.
-        again: plans it again, with these `Plan.replaced`.
+        replan: plans it again, with these `Plan.replaced`.
     """
 
     direction: str
     plan: Any
-    again: Callable[[Mapping[Any, Any]], Any]
+    replan: Callable[[Mapping[Any, Any]], Any]
 
     @property
     def launches(self) -> Any:
@@ -510,12 +510,12 @@ active: list[PlannedCall] | None = None
 """Where plans are listed now; None: nowhere."""
 
 
-def add(plan: Any, again: Callable[[Mapping[Any, Any]], Any]) -> None:
+def list_plan(plan: Any, replan: Callable[[Mapping[Any, Any]], Any]) -> None:
     """List a plan, if plans are listed."""
     if active is not None:
         from .dispatch import is_backward
 
-        active.append(PlannedCall("backward" if is_backward() else "forward", plan, again))
+        active.append(PlannedCall("backward" if is_backward() else "forward", plan, replan))
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ class Operator:
 
     Its entries. All but `plan` end in `_run`, which calls the function, or in `_by_steps`:
 
-        again              a public function calls it first: an equal call was checked before
+        if_checked         a public function calls it first: it runs a call whose equal was checked before
         __call__           a public function calls it with arguments that it has checked
         run                PyTorch's dispatcher calls it
         below_autograd     a backward calls it where autograd is not to record the call
@@ -52,6 +52,7 @@ class Operator:
         lists: Sequence[str] = (),
         writes: Sequence[str] = (),
         fixed: Mapping[str, Any] | None = None,
+        is_gradient: bool = False,
         forward_mode: bool = False,
         batched: bool | Callable[..., Any] = False,
         flops: Callable[[Any], int] | None = None,
@@ -71,6 +72,7 @@ class Operator:
             lists: those of its results that are lists, some of whose tensors may be None.
             writes: names of the tensors that it writes to.
             fixed: fields of the record that are no arguments of the operator, with their values.
+            is_gradient: whether it computes a gradient: to differentiate that again is an error.
             forward_mode: whether PyTorch can differentiate what `reference` does.
             batched: whether `reference` computes for the tensors of torch.func.vmap, or what does in its place; else PyTorch
                 calls the operator for each of them, which it can where no tensors stand in lists.
@@ -93,6 +95,9 @@ class Operator:
             batched=self.run if batched is True else batched or None,
             flops=None if flops is None else lambda *arguments: flops(self.signature.call(arguments)),
         )
+        if is_gradient:
+            library.gradient(name)
+            self._with_gradient = functools.partial(library.not_differentiable, name)
 
     def autograd(self, with_gradient: Callable[..., Any], *, as_given: bool = False) -> None:
         """Set what runs where a tensor needs a gradient: mostly `apply` of a `Function`.
@@ -108,12 +113,7 @@ class Operator:
         self._with_gradient, self._as_given = with_gradient, as_given
         self._library.autograd(self.signature.name, if_needed)
 
-    def gradient(self) -> None:
-        """Say that the operator computes a gradient: to differentiate it again is an error."""
-        self._library.gradient(self.signature.name)
-        self._with_gradient = functools.partial(self._library.not_differentiable, self.signature.name)
-
-    def again(self, check: Hashable, call: Any) -> Any:
+    def if_checked(self, check: Hashable, call: Any) -> Any:
         """The results, if an equal call has passed `check`; None: the caller has to check the arguments and call.
 
         The operator has results.
@@ -134,7 +134,7 @@ class Operator:
         return self._by_steps(key, arguments, may_compile=True) if results is None else results
 
     def __call__(self, call: Any, check: Hashable = None) -> Any:
-        """The results of a call. `check`: what the call has passed; `again` then accepts equal calls without it."""
+        """The results of a call. `check`: what the call has passed; `if_checked` then runs equal calls."""
         arguments = self.signature.arguments(call)
         if not is_unobserved():
             return self._library(self.signature.name, *arguments)
@@ -190,7 +190,7 @@ class Operator:
         return plan
 
     def _without_gradient(self, key: Any) -> Callable[..., Any]:
-        """What `record` takes as `run`, for arguments with this key."""
+        """What `with_gradient` takes as `run`, for arguments with this key."""
         if not self._as_given or launching.active is not None or is_overridden():
             return self.run
         return lambda *arguments: self._run(key, arguments)
@@ -216,9 +216,9 @@ class Operator:
         if plan is None or plan.replaced is not launching.replaced:  # a test may begin without refused tilings
             plan = self._plan(call, key, chip, {}, launching.replaced)
         tensors = [*flat(call[: self._n_tensors])]
-        again = functools.partial(self._plan, call, key, chip, {})
+        replan = functools.partial(self._plan, call, key, chip, {})
         with _without_autocast(device):
-            results, plan = run_plan(plan, tensors, again)
+            results, plan = run_plan(plan, tensors, replan)
         if key is not None:
             self._keep(key, chip, plan)
             if may_compile and key[IS_ALIGNED] and key not in self._functions and len(plan.steps) <= _MOST_STEPS:
@@ -253,12 +253,12 @@ def _without_autocast(device: torch.device) -> contextlib.AbstractContextManager
 def run_once(write: Callable[..., Any], chip: Device | None, *tensors: Tensor | None) -> Any:
     """Runs the steps that `write(plan, *slots)` adds, and returns the tensors of the slots that it returns; no operator."""
 
-    def again(replaced: Mapping[Any, Any]) -> Plan:
+    def replan(replaced: Mapping[Any, Any]) -> Plan:
         plan = Plan(chip, {}, replaced, device_of(tensors))
         plan.results = tuple(write(plan, *map(plan.argument, tensors)) or ())
         return plan
 
-    return run_plan(again(launching.replaced), tensors, again)[0]
+    return run_plan(replan(launching.replaced), tensors, replan)[0]
 
 
 def _call(run: Callable[..., Any], *arguments: Any) -> Any:

@@ -137,8 +137,7 @@ class Torch(NamedTuple):
     """Call `function` with slots, lists and records of slots, and constants.
 
     Attributes:
-        made: the slots of the tensors that the function returns: of one, of several in a sequence, None for those that are
-            None, or none that are used.
+        made: the slots of the tensors that the function returns: none, one, or those of a sequence, with None for None.
         writes: those of its arguments that it writes to.
     """
 
@@ -276,7 +275,9 @@ class Plan:
         Returns:
             A slot, or a tuple of slots, for what it makes.
         """
-        self._order([each for each in arguments if each is None or type(each) is not Slot or each not in writes], writes)
+        self._check_order(
+            [each for each in arguments if each is None or type(each) is not Slot or each not in writes], writes
+        )
         wanted: Sequence[Empty | None] = [makes] if isinstance(makes, Empty) else makes or []
         made = tuple([None if each is None else self._slot(each) for each in wanted])
         self.steps.append(Torch(function, arguments, made, tuple(writes), _origin()))
@@ -288,12 +289,7 @@ class Plan:
             return slot
         return self.torch(torch.Tensor.contiguous, slot, makes=Empty(slot.shape, slot.dtype))
 
-    def decide(
-        self,
-        decision: str,
-        tiling: Any,
-        flags: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def decide(self, decision: str, tiling: Any, flags: Mapping[str, Any] | None = None) -> Any:
         """The tiling of a decision: `tiling`, or the caller's in `tiles`, or what takes its place if that was refused.
 
         Where a compiler refuses a launch of this decision, the steps from here on are planned again.
@@ -339,7 +335,7 @@ class Plan:
         given, wanted = {*tensors, *sizes, *flags, *chosen.constants}, {*parameters, *constants}
         if given != wanted:
             raise TypeError(f"{module}.{name}: missing {sorted(wanted - given)}, unknown {sorted(given - wanted)}.")
-        self._order(reads.values(), writes.values())
+        self._check_order(reads.values(), writes.values())
         slots = tuple([tensors[each] for each in parameters if each in tensors])
         numbers = tuple([sizes[each] for each in parameters if each in sizes])
         kernels, module_in_package = kernels_of(module)
@@ -377,7 +373,7 @@ class Plan:
         number = next(self._numbers)
         return Slot(number, tuple(like.shape), like.strides, like.dtype, number)
 
-    def _order(self, reads: Iterable[Any], writes: Iterable[Any]) -> None:
+    def _check_order(self, reads: Iterable[Any], writes: Iterable[Any]) -> None:
         """Asserts that no step reads an argument of the call after a step has written to it."""
         if self._overwritten:
             late = [slot for slot in slots_in(reads) if slot.base in self._overwritten]
@@ -401,7 +397,7 @@ def _origin() -> Origin:
 
 
 def run_plan(
-    plan: Plan, tensors: Sequence[Tensor | None], again: Callable[[Mapping[Any, Any]], Plan]
+    plan: Plan, tensors: Sequence[Tensor | None], replan: Callable[[Mapping[Any, Any]], Plan]
 ) -> tuple[tuple[Any, ...], Plan]:
     """Runs a plan step by step. Returns the results, and the plan that ran: another one if a compiler refused a tiling.
 
@@ -410,13 +406,13 @@ def run_plan(
     Args:
         plan: the plan of the call.
         tensors: the call's, those of lists one by one; None for None.
-        again: plans the call again, with these `Plan.replaced`.
+        replan: plans the call again, with these `Plan.replaced`.
     """
     memory: dict[int, Any] = {slot.number: tensor for slot, tensor in zip(plan.arguments, tensors, strict=True) if slot}
     given: Any
     device = next(iter(memory.values())).device
     if dry_runs:
-        launching.add(plan, again)
+        launching.list_plan(plan, replan)
         return tuple([_without_data(each, memory, device) for each in plan.results]), plan
     ends, i = plan.last_uses(), 0
     while i < len(plan.steps):
@@ -427,7 +423,7 @@ def run_plan(
                 numbers = tuple([_number(each, memory) for each in step.numbers])
                 step.kernels.launch(step.module, step.kernel, step.decision, step.grid, given, numbers)
             except Exception as error:
-                plan, i = _with_smaller_tiling(plan, step, i, error, again)
+                plan, i = _with_smaller_tiling(plan, step, i, error, replan)
                 ends = plan.last_uses()
                 continue
         elif isinstance(step, (New, View)) and step.slot.number in ends[i]:
@@ -449,7 +445,7 @@ def run_plan(
         for number in ends[i]:
             del memory[number]
         i += 1
-    launching.add(plan, again)
+    launching.list_plan(plan, replan)
     return tuple([_filled(each, memory) for each in plan.results]), plan
 
 
@@ -490,7 +486,7 @@ def _filled(value: Any, memory: Mapping[int, Any]) -> Any:
 
 
 def _with_smaller_tiling(
-    plan: Plan, step: Launch, i: int, error: Exception, again: Callable[[Mapping[Any, Any]], Plan]
+    plan: Plan, step: Launch, i: int, error: Exception, replan: Callable[[Mapping[Any, Any]], Plan]
 ) -> tuple[Plan, int]:
     """The plan with the next smaller tiling for a refused launch, and the number of the step to go on with.
 
@@ -507,7 +503,7 @@ def _with_smaller_tiling(
         raise refused.without_smaller(decision.name, tiling) from error
     warnings.warn(f"{decision.name}: {tiling} {refused.reason}; using {following} instead.", RuntimeWarning, stacklevel=2)
     launching.replaced[decision.name, tiling] = following
-    after, first = again(launching.replaced), decision.first_step
+    after, first = replan(launching.replaced), decision.first_step
     done = plan.steps[first:i]
     origins = [[step.origin for step in each.steps[:first]] for each in (plan, after)]
     assert origins[0] == origins[1], "steps before a decision do not depend on it"

@@ -162,6 +162,7 @@ KEYS_BACKWARD = Operator(
     reference=compute_keys_backward,
     flops=KeysBackward.flops,
     forward_mode=True,
+    is_gradient=True,
 )
 
 
@@ -187,4 +188,3 @@ class _Keys(Function):
 
 
 KEYS.autograd(partial(apply, _Keys))
-KEYS_BACKWARD.gradient()

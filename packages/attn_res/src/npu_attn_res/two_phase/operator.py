@@ -247,6 +247,7 @@ PHASE1_BACKWARD = Operator(
     lists=["dblocks"],
     forward_mode=True,
     batched=True,
+    is_gradient=True,
 )
 MERGE = Operator(
     LIBRARY,
@@ -267,6 +268,7 @@ MERGE_BACKWARD = Operator(
     reference=compute_merge_backward,
     flops=MergeBackward.flops,
     forward_mode=True,
+    is_gradient=True,
 )
 
 
@@ -341,5 +343,3 @@ def _phase1_with_gradient(run: Any, queries: Any, blocks: Any, rms_weight: Any, 
 
 PHASE1.autograd(_phase1_with_gradient)
 MERGE.autograd(partial(apply, _Merge))
-PHASE1_BACKWARD.gradient()
-MERGE_BACKWARD.gradient()

@@ -253,8 +253,7 @@ def bags(p: Plan, call: Bags) -> tuple[Slot]:
     out, (n_rows, width), n = p.new(call.results()["out"]), call.weight.shape, call.indices.numel()
     if not out.numel() or not n:
         return (fill(p, out, 0),)
-    name = "embedding bags"
-    on_cuda, norm = p.chip.kind == "cuda", call.eps is not None
+    name, on_cuda, norm = "embedding bags", p.chip.kind == "cuda", call.eps is not None
     weight: Any = call.weight
     steps: Any = call.row_scales
     label = _FORMATS.get(weight.dtype, "")
@@ -369,7 +368,7 @@ def _normalise_backward(dx: Tensor, x: Tensor, dy: Tensor, eps: float, factor: f
 
 
 BAGS = Operator(LIBRARY, "bags", Bags, ["out"], plan=bags, reference=reference.bags)
-SPREAD = Operator(LIBRARY, "spread", Spread, ["dx", "dsample"], plan=spread, reference=reference.spread)
+SPREAD = Operator(LIBRARY, "spread", Spread, ["dx", "dsample"], plan=spread, reference=reference.spread, is_gradient=True)
 
 
 class _Bags(Function):
@@ -428,9 +427,4 @@ class _Bags(Function):
         return None, None, None, None, dsample, dweight, None, None
 
 
-def _with_gradient(run: Any, *arguments: Any) -> Any:
-    return apply(_Bags, run, *arguments[:6], arguments[6:])
-
-
-BAGS.autograd(_with_gradient, as_given=True)
-SPREAD.gradient()
+BAGS.autograd(lambda run, *arguments: apply(_Bags, run, *arguments[:6], arguments[6:]), as_given=True)

@@ -130,7 +130,14 @@ def _as_matrix(p: Plan, dy: Any, n: int) -> Any:
 
 FORWARD = Operator(LIBRARY, "forward", Forward, ["out"], plan=forward, reference=reference.forward, forward_mode=True)
 BACKWARD = Operator(
-    LIBRARY, "backward", Backward, ["dweight", "rows"], plan=backward, reference=reference.backward, forward_mode=True
+    LIBRARY,
+    "backward",
+    Backward,
+    ["dweight", "rows"],
+    plan=backward,
+    reference=reference.backward,
+    forward_mode=True,
+    is_gradient=True,
 )
 RENORMALISE = Operator(
     LIBRARY, "renormalise_", Renormalise, [], plan=renormalise_, reference=reference.renormalise_, writes=["weight"]
@@ -176,5 +183,4 @@ class _Embedding(Function):
 
 
 FORWARD.autograd(partial(apply, _Embedding), as_given=True)
-BACKWARD.gradient()
 RENORMALISE.autograd(lambda run, *arguments: run(*arguments))

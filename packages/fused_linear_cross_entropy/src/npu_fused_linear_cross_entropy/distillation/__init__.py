@@ -164,7 +164,7 @@ def linear_distillation_loss(
     if given is not None and is_plain and is_whole and not (isinstance(x, Tensor) and is_autocast(x)):
         heads = (given.x, given.weight, given.bias)
         call = Distillation(x, weight, target, bias, *heads, None, None, None, None, options)
-        known = DISTILLATION.forward.again(check_distillation, call)
+        known = DISTILLATION.forward.if_checked(check_distillation, call)
         if known is not None:
             return DistillationLoss(*known[: DISTILLATION.outputs]) if return_parts else known[0]
     options = replaced(options, accum_dtype=check_weight_grad(weight_grad, weight, accum_dtype))
