@@ -45,8 +45,8 @@ def test_every_source_lives_until_the_launch_that_reads_it(place, block, entries
     elif block == "of two strides":
         blocks = [tensor if i else torch.randn(6, 32)[:, :16] for i, tensor in enumerate(blocks)]
     plan, found = plan_of(place, blocks, in_tables=True)
-    assert type(found.at.base) is Reached and slots_in(found.at.base) == [*found.blocks]
-    copies = run(plan, blocks, found.at.base)
+    assert type(found.pointers.base) is Reached and slots_in(found.pointers.base) == [*found.blocks]
+    copies = run(plan, blocks, found.pointers.base)
     first = copies[0].data_ptr()
     read = {first + entry * blocks[0].itemsize for entry in entries[: len(blocks)]}
     assert len(read) == len(blocks) and read == {tensor.data_ptr() for tensor in copies}
@@ -56,7 +56,7 @@ def test_every_source_lives_until_the_launch_that_reads_it(place, block, entries
 
 def test_a_launch_keeps_all_sources_that_it_reaches():
     plan, found = plan_of("npu", [torch.randn(16, 6).t() for _ in range(3)], in_tables=True)
-    plan.steps.append(Launch(None, "", "", None, 1, {"p_v": found.at.base}, {}, (found.at.base,), (), None))
+    plan.steps.append(Launch(None, "", "", None, 1, {"p_v": found.pointers.base}, {}, (found.pointers.base,), (), None))
     ends = plan.last_uses()
     assert {slot.number for slot in found.blocks} <= {*ends[-1]}
 
@@ -76,8 +76,8 @@ def test_a_kernel_for_cuda_gets_each_of_a_few_blocks_as_an_argument(n_blocks, mi
     blocks = [torch.randn(3, 16) for _ in range(n_blocks)]
     gradients = [None if i in missing else torch.empty(3, 16) for i in range(n_blocks)]
     plan, found = plan_of("cuda", blocks, gradients)
-    assert found.at.table is None and not plan.steps
-    for at, wanted in ((found.at, found.blocks), (found.to, found.gradients)):
+    assert found.pointers.table is None and not plan.steps
+    for at, wanted in ((found.pointers, found.blocks), (found.gradient_pointers, found.gradients)):
         if all(one is None for one in wanted):
             assert (at.base, at.others, at.needed) == (None, None, 0)
             continue
@@ -96,8 +96,8 @@ def test_a_kernel_for_cuda_gets_each_of_a_few_blocks_as_an_argument(n_blocks, mi
 def test_other_blocks_are_found_through_a_table(place, n_blocks, triton, entries):
     blocks = [torch.randn(3, 16) for _ in range(n_blocks)]
     plan, found = plan_of(place, blocks)
-    assert found.at.others is None
-    run(plan, blocks, found.at.base)
+    assert found.pointers.others is None
+    run(plan, blocks, found.pointers.base)
     assert [blocks[0].data_ptr() + 4 * entry for entry in entries[:n_blocks]] == [block.data_ptr() for block in blocks]
 
 
@@ -107,8 +107,8 @@ def test_blocks_that_were_arguments_are_put_into_a_table_for_kernels_that_take_c
     assert not plan.steps
     tabled = found.in_tables(plan)
     assert any(type(step) is Launch for step in plan.steps)
-    assert tabled.at.others is None and tabled.to.others is None
-    run(plan, [*blocks, *gradients], tabled.at.base)
+    assert tabled.pointers.others is None and tabled.gradient_pointers.others is None
+    run(plan, [*blocks, *gradients], tabled.pointers.base)
     assert [blocks[0].data_ptr() + 4 * entry for entry in entries[:3]] == [block.data_ptr() for block in blocks]
     assert entries[5] == sources._NO_GRADIENT
     assert [gradients[0].data_ptr() + 4 * entries[i] for i in (4, 6)] == [gradients[i].data_ptr() for i in (0, 2)]

@@ -151,9 +151,9 @@ def _write(
     # Autograd and torch.func's transforms see copies alone: then the operator itself may not write to its arguments.
     by_kernel = can_bypass_dispatcher((bank, *call)) if recorded else not are_transforms_active()
     place: Any = call.n_blocks if call.device_count is None else call.device_count
-    followed = bank if isinstance(bank, Tensor) and has_versions(bank) else None
     prefix: Any = call.prefix
-    with nullcontext() if followed is None else versions_noted(followed, place if call.append else None):
+    is_noted = isinstance(bank, Tensor) and has_versions(bank)
+    with versions_noted(bank, place if call.append else None) if is_noted else nullcontext():
         h, y, new_prefix, score, *_ = UPDATE(call) if by_kernel else FORWARD(call)
         if call.layer_output is None or (call.in_place and by_kernel and not recorded):
             new_prefix = prefix

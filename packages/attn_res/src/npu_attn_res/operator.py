@@ -86,8 +86,8 @@ class _AttnRes(Function):
         stacked, n_blocks, eps, norm_eps, dtype, save, *update = options
         _, in_place = update or (False, False)
         weights = (query, rms_weight, output_rms_weight)
-        is_followed = stacked and prefix is not None and has_versions(blocks[0])
-        ctx.read = ReadBlocks(blocks[0], n_blocks if device_count is None else None) if is_followed else None
+        is_noted = stacked and prefix is not None and has_versions(blocks[0])
+        ctx.read = ReadBlocks(blocks[0], n_blocks if device_count is None else None) if is_noted else None
         save_statistics = True
         options = (stacked, n_blocks, eps, norm_eps, dtype, save_statistics, *update)
         h, y, new_prefix, *statistics = run(blocks, device_count, prefix, layer_output, *weights, *options)

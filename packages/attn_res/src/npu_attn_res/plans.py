@@ -34,8 +34,8 @@ from .records import Backward, Forward, gradient_of, gradients_of, keeps_by_toke
 from .shape import Shape, Task, TokenTiling
 from .sources import (
     Sources,
+    at_one_stride,
     choose,
-    followed,
     sources_of,
     sources_on_chip,
     sources_with_prefix,
@@ -55,7 +55,7 @@ def forward(p: Plan, call: Forward) -> tuple[Any, ...]:
     if not h.numel():
         return tuple(results.values())
     v, prefix = sources_with_prefix(p, call)
-    x = followed(p, call.layer_output)
+    x = at_one_stride(p, call.layer_output)
     count: Any = call.device_count
     into: Any = call.prefix if call.in_place else results["new_prefix"]
     shape = Shape(
@@ -67,7 +67,7 @@ def forward(p: Plan, call: Forward) -> tuple[Any, ...]:
         prefix=prefix is not None,
         normalised=call.output_rms_weight is not None,
         by_token=call.save and keeps_by_token(call, h.dtype, p.chip),
-        aligned=v.at.aligned,
+        aligned=v.pointers.aligned,
     )
     tiling = whole_rows(p, shape)
     if tiling is None:
@@ -80,22 +80,22 @@ def forward(p: Plan, call: Forward) -> tuple[Any, ...]:
         str(shape),
         tiling.grid(v.n_tokens),
         reads={
-            "p_v": v.at.base,
-            "p_table": v.at.table,
+            "p_v": v.pointers.base,
+            "p_table": v.pointers.table,
             "p_query": p.contiguous(call.query),
             "p_rms_weight": p.contiguous(call.rms_weight),
             "p_output_rms_weight": p.contiguous(call.output_rms_weight),
             "p_count": count,
             "p_prefix": prefix,
             "p_x": x,
-            **({"others": v.at.others} if on_cuda else {}),
+            **({"others": v.pointers.others} if on_cuda else {}),
         },
         writes={
             "p_h": h,
             "p_y": results["y"],
             **{f"p_{name}": results[name] for name in statistics},
             "p_new_prefix": into,
-            "p_append": v.at.base if call.append else None,
+            "p_append": v.pointers.base if call.append else None,
         },
         sizes={
             "max_blocks": call.n_blocks,
@@ -137,8 +137,8 @@ def backward(p: Plan, call: Backward) -> tuple[Any, ...]:
     if not dh.numel():
         return gradients, dprefix_sum, *(zero(p, p.new(wanted[name])) for name in ("dquery", "drms_weight")), dweight
     v, prefix = sources_with_prefix(p, call, gradients)
-    dh = followed(p, dh)
-    dprefix = None if dprefix_sum is None else followed(p, call.dprefix)
+    dh = at_one_stride(p, dh)
+    dprefix = None if dprefix_sum is None else at_one_stride(p, call.dprefix)
     h: Any = p.contiguous(call.h) if call.h is not None and reads_h(call.h, p.chip) else None
     # Statistics [tokens, sources] are for the kernel of one row a tile. Where it does not fit, the others get a copy.
     by_token = h is None and keeps_by_token(call, v.dtype, p.chip)
@@ -152,7 +152,7 @@ def backward(p: Plan, call: Backward) -> tuple[Any, ...]:
             prefix=prefix is not None,
             fp32_dh=dh.dtype == FP32,
             by_token=rows_by_token,
-            aligned=v.at.aligned and v.to.aligned,
+            aligned=v.pointers.aligned and v.gradient_pointers.aligned,
         )
         tiling = whole_rows(p, shape)
         if tiling is not None:
@@ -177,7 +177,7 @@ def _backward_of_rows(
     score, rstd = (p.contiguous(_transposed(p, each) if by_token else each) for each in (call.score, call.rstd))
     more: dict[str, Any] = {} if on_cuda or by_token else {"p_h": h}
     if on_cuda:
-        more = {"others": v.at.others, "gradients": v.to.others}
+        more = {"others": v.pointers.others, "gradients": v.gradient_pointers.others}
     if isinstance(tiling, cuda_tiling.CudaTiling) and tiling.cooperating:
         more["p_words"] = zero(p, p.new(Empty((tiling.words(v.n_tokens),), torch.int64)))
     p.launch(
@@ -186,20 +186,20 @@ def _backward_of_rows(
         tiling.grid(v.n_tokens),
         reads={
             "p_dh": dh,
-            "p_v": v.at.base,
-            "p_table": v.at.table,
+            "p_v": v.pointers.base,
+            "p_table": v.pointers.table,
             "p_query": query,
             "p_rms_weight": norm,
             "p_score": score,
             "p_rstd": rstd,
             "p_lse": p.contiguous(call.lse),
-            "p_dv_table": v.to.table,
+            "p_dv_table": v.gradient_pointers.table,
             "p_count": count,
             "p_prefix": prefix,
             "p_dprefix": dprefix,
             **more,
         },
-        writes={"p_dv": v.to.base, "p_dg": dg, "p_dprefix_sum": dprefix_sum},
+        writes={"p_dv": v.gradient_pointers.base, "p_dg": dg, "p_dprefix_sum": dprefix_sum},
         sizes={
             "max_blocks": call.n_blocks,
             "n_tokens": v.n_tokens,
@@ -208,7 +208,7 @@ def _backward_of_rows(
             "s_dh": stride_of(dh),
             "s_prefix": stride_of(prefix),
             "s_dprefix": stride_of(dprefix),
-            **({"needed": v.to.needed} if on_cuda else {}),
+            **({"needed": v.gradient_pointers.needed} if on_cuda else {}),
         },
     )
     return gradients_from_dg(p, dg, query, norm, call.need_weights)
@@ -223,7 +223,7 @@ def gradient_of_h(p: Plan, call: Any) -> tuple[Any, Any]:
     dweight = p.new(gradient_of(weight, call.need_weights[2]))
     if not n_tokens:
         return total, zero(p, dweight)
-    dy, dh = followed(p, call.dy), followed(p, call.dh)
+    dy, dh = at_one_stride(p, call.dy), at_one_stride(p, call.dh)
     shape = Shape(
         task=Task.NORM_BACKWARD, width=width, itemsize=call.h.dtype.itemsize, row_stride=max(stride_of(dy), stride_of(dh))
     )
@@ -335,7 +335,7 @@ def weighted_sum(p: Plan, v: Sources, query: Any, rms_weight: Any, eps: float, o
         attn_res_weighted_sum_kernel,
         str(tiling.shape),
         tiling.grid(v.n_tokens),
-        reads={"p_v": v.at.base, "p_table": v.at.table, "p_alpha": alpha},
+        reads={"p_v": v.pointers.base, "p_table": v.pointers.table, "p_alpha": alpha},
         writes={"p_o": o},
         sizes=_sizes(v),
     )
@@ -355,7 +355,7 @@ def gradients(
     dot, _ = _products(p, v, do, s_do, n_layers, squares=False)
     makes = [Empty(score.shape, FP32), Empty(score.shape, FP32), Empty(rstd.shape, FP32)]
     alpha, ds_rstd, coefficient = p.torch(_sum_to_score_gradients, score, rstd, dot, dlse, v.width, makes=makes)
-    tiling = _choose(p, v, Task.GRADIENT, n_layers, also_aligned=v.to.aligned)
+    tiling = _choose(p, v, Task.GRADIENT, n_layers, also_aligned=v.gradient_pointers.aligned)
     splits = tiling.splits(v.n_tokens)
     partials = p.new(Empty((splits, n_layers, v.width), FP32) if needed[0] or needed[1] else None)
     p.launch(
@@ -363,16 +363,16 @@ def gradients(
         str(tiling.shape),
         splits * tiling.column_blocks,
         reads={
-            "p_v": v.at.base,
-            "p_table": v.at.table,
+            "p_v": v.pointers.base,
+            "p_table": v.pointers.table,
             "p_do": do,
             "p_g": g,
             "p_alpha": alpha,
             "p_ds_rstd": ds_rstd,
             "p_dv_coef": coefficient,
-            "p_dv_table": v.to.table,
+            "p_dv_table": v.gradient_pointers.table,
         },
-        writes={"p_dv": v.to.base, "p_dg": partials},
+        writes={"p_dv": v.gradient_pointers.base, "p_dg": partials},
         sizes={**_sizes(v), "n_splits": splits, "s_do_token": s_do[0], "s_do_row": s_do[1]},
     )
     if partials is None:
@@ -406,7 +406,7 @@ def _products(p: Plan, v: Sources, a: Any, strides: tuple[int, int], n_layers: i
         attn_res_products_kernel,
         str(tiling.shape),
         tiling.grid(v.n_tokens),
-        reads={"p_v": v.at.base, "p_table": v.at.table, "p_a": a},
+        reads={"p_v": v.pointers.base, "p_table": v.pointers.table, "p_a": a},
         writes={"p_dot": dot, "p_square": square},
         sizes={**_sizes(v), "s_a_token": strides[0], "s_a_row": strides[1]},
     )
@@ -421,7 +421,7 @@ def _choose(p: Plan, v: Sources, task: Task, n_layers: int, *, also_aligned: boo
         itemsize=v.dtype.itemsize,
         layers=n_layers,
         row_stride=v.s_token,
-        aligned=v.at.aligned and also_aligned,
+        aligned=v.pointers.aligned and also_aligned,
     )
     tiling: TokenTiling = p.decide(str(shape), choose(shape, p.chip))
     return tiling

@@ -61,7 +61,7 @@ class Sources(NamedTuple):
         blocks: one slot [N, ..., D] where `stacked`, or N slots [..., D]; rows at one stride.
         stacked: whether they are one.
         gradients: of the blocks, contiguous; None where not needed.
-        at, to: where a kernel finds the blocks, and their gradients; without a table block i lies at i * s_block.
+        pointers, gradient_pointers: to the blocks, and to their gradients; without a table block i lies at i * s_block.
         n_blocks, n_tokens, width: N, T and D.
         s_block, s_token: elements from one block, and from one row, to the next.
     """
@@ -69,8 +69,8 @@ class Sources(NamedTuple):
     blocks: Sequence[Slot]
     stacked: bool
     gradients: Sequence[Slot | None]
-    at: Pointers
-    to: Pointers
+    pointers: Pointers
+    gradient_pointers: Pointers
     n_blocks: int
     n_tokens: int
     width: int
@@ -83,10 +83,10 @@ class Sources(NamedTuple):
 
     def in_tables(self, p: Plan) -> Sources:
         """The same, found through tables: for kernels that take no tuple of pointers."""
-        if self.at.others is None:
+        if self.pointers.others is None:
             return self
-        at, to = _in_tables(p, self.blocks, self.gradients)
-        return self._replace(at=at, to=to)
+        pointers, gradient_pointers = _in_tables(p, self.blocks, self.gradients)
+        return self._replace(pointers=pointers, gradient_pointers=gradient_pointers)
 
 
 def sources_of(
@@ -102,25 +102,25 @@ def sources_of(
     `in_tables`: the kernels take no tuple of pointers.
     """
     if stacked:
-        followed_blocks = [followed(p, blocks[0], 1)]
+        read = [at_one_stride(p, blocks[0], 1)]
     else:
         strides = {row_stride(block.shape, block.strides) for block in blocks}
         alike = len(strides) == 1 and None not in strides
-        followed_blocks = [block if alike else p.contiguous(block) for block in blocks]
+        read = [block if alike else p.contiguous(block) for block in blocks]
     takes_tuples = p.chip.kind == "cuda" and not in_tables and _has_tuples()
     if takes_tuples and 1 < len(blocks) <= _MAX_ARGUMENTS:
-        at, to = _as_arguments(followed_blocks), _as_arguments(gradients)
+        pointers = _as_arguments(read), _as_arguments(gradients)
     else:
-        at, to = _in_tables(p, followed_blocks, gradients)
-    first, of_block = followed_blocks[0], int(stacked)
+        pointers = _in_tables(p, read, gradients)
+    first, of_block = read[0], int(stacked)
     shape = first.shape[of_block:]
     s_token: Any = row_stride(shape, first.strides[of_block:])
     return Sources(
-        blocks=followed_blocks,
+        blocks=read,
         stacked=stacked,
         gradients=gradients,
-        at=at,
-        to=to,
+        pointers=pointers[0],
+        gradient_pointers=pointers[1],
         n_blocks=first.shape[0] if stacked else len(blocks),
         n_tokens=prod(shape[:-1]),
         width=shape[-1],
@@ -133,14 +133,14 @@ def sources_with_prefix(
     p: Plan, call: Forward | Backward, gradients: Sequence[Slot | None] = ()
 ) -> tuple[Sources, Slot | None]:
     """The blocks of a call and its prefix. Where there is no block to read, the prefix is in their place too."""
-    prefix: Any = None if call.prefix is None else followed(p, call.prefix)
+    prefix: Any = None if call.prefix is None else at_one_stride(p, call.prefix)
     if prefix is not None and not (call.blocks and call.blocks[0].numel()):
         return sources_of(p, [prefix], gradients, stacked=False), prefix
     return sources_of(p, call.blocks, gradients, stacked=call.stacked), prefix
 
 
-def followed(p: Plan, rows: Any, from_dimension: int = 0) -> Any:
-    """The slot, copied if its rows do not lie at one stride; None for None.
+def at_one_stride(p: Plan, rows: Any, from_dimension: int = 0) -> Any:
+    """The slot, or a copy where its rows do not lie at one stride; None for None.
 
     `from_dimension`: rows of the slot's first entry along the dimensions before.
     """

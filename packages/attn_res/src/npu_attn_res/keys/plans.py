@@ -32,7 +32,7 @@ from npu_tiling.rows import row_stride
 
 from ..formula import load_rows, rms_inverse, store_rows
 from ..plans import zero
-from ..sources import followed, stride_of
+from ..sources import at_one_stride, stride_of
 from .operator import Keys, KeysBackward, compute_keys, compute_keys_backward
 
 NO_SCORE = tl.constexpr(-1e30)  # where there is no source: its weight is zero
@@ -443,7 +443,7 @@ def _choose(p: Plan, task: str, call: Any) -> KeysTiling | None:
 
 def _sources(p: Plan, call: Any) -> tuple[dict[str, Any], dict[str, int]]:
     """Pointers to the sources, and sizes and strides. Blocks lie at one stride, and tokens do; others are copied."""
-    bank, prefix = call.bank, followed(p, call.prefix)
+    bank, prefix = call.bank, at_one_stride(p, call.prefix)
     *leading, n_blocks, width = bank.shape
     # From one token to the next: 0 where there are no elements.
     rows = 0 if 0 in bank.shape else row_stride((*leading, width), (*bank.strides[:-2], bank.strides[-1]))

@@ -42,7 +42,7 @@ from ..formula import (
 from ..plans import FP32, forward, gradient_of_h, gradients, gradients_from_dg, weighted_sum, zero
 from ..records import Forward
 from ..shape import Shape, Task
-from ..sources import followed, sources_of, stride_of, whole_rows, widest
+from ..sources import at_one_stride, sources_of, stride_of, whole_rows, widest
 from .operator import (
     Merge,
     MergeBackward,
@@ -182,7 +182,7 @@ def phase1(p: Plan, call: Phase1) -> tuple[Any, ...]:
         itemsize=v.dtype.itemsize,
         layers=n_layers,
         row_stride=v.s_token,
-        aligned=v.at.aligned,
+        aligned=v.pointers.aligned,
     )
     o, tiling = p.new(wanted["o"]), whole_rows(p, shape) if on_cuda else None
     if tiling is None:
@@ -196,8 +196,8 @@ def phase1(p: Plan, call: Phase1) -> tuple[Any, ...]:
         str(shape),
         tiling.grid(v.n_tokens),
         reads={
-            "p_v": v.at.base,
-            "p_table": v.at.table,
+            "p_v": v.pointers.base,
+            "p_table": v.pointers.table,
             "p_query": p.contiguous(call.queries),
             "p_rms_weight": p.contiguous(call.rms_weight),
         },
@@ -264,7 +264,7 @@ def merge(p: Plan, call: Merge) -> tuple[Any, ...]:
     n_tokens = call.lse.numel()
     if not n_tokens:
         return tuple(results.values())
-    o, prefix, x = (followed(p, each) for each in (call.o, call.prefix, call.layer_output))
+    o, prefix, x = (at_one_stride(p, each) for each in (call.o, call.prefix, call.layer_output))
     shape = Shape(
         task=Task.MERGE,
         width=prefix.shape[-1],
@@ -310,7 +310,7 @@ def merge_backward(p: Plan, call: MergeBackward) -> tuple[Any, ...]:
     if not n_tokens:
         dweights = (zero(p, p.new(wanted[name])) for name in ("dquery", "drms_weight"))
         return do, dlse, dprefix_sum, *dweights, dweight
-    rows, o, prefix, dprefix = (followed(p, each) for each in (dh, call.o, call.prefix, call.dprefix))
+    rows, o, prefix, dprefix = (at_one_stride(p, each) for each in (dh, call.o, call.prefix, call.dprefix))
     width = prefix.shape[-1]
     strides = [stride_of(each) for each in (rows, dprefix, o, prefix)]
     shape = Shape(task=Task.MERGE_BACKWARD, width=width, itemsize=prefix.dtype.itemsize, row_stride=max(strides))
