@@ -86,9 +86,11 @@ def test_lengths_of_chunks_are_explained_by_the_rows_that_fit():
     """500 rows of fp32 logits take 64 MB; 624 tokens are three eighths of those that hide the weight's traffic."""
     wide = {"width": 64, "vocabulary": 32000, "softcap": 30.0, "chip": "Ascend910B4", "backward": True}
     columns = explain(tokens=8192, **wide, memory_budget=64 * 10**6).decisions[0][1]
-    assert "hold 500 whole rows of logits, and a chunk of whole rows has at least 624" in columns["their lengths"]
+    assert "hold 500 whole rows of logits, and a chunk of whole rows has at least 624" in columns["why these"]
+    kept = explain(tokens=4096, width=4096, vocabulary=128256, chip="Ascend910B4", backward=True)
+    assert kept.brief.count("fits in the weight's gradient, and the logits of a chunk in 128 MiB") == 1
     given = explain(tokens=8192, **wide, memory_budget=64 * 10**6, chunk_tokens=1000).decisions[0][1]
-    assert given["their lengths"].endswith("hold 500 whole rows of logits, of the 1000 that were given")
+    assert given["why these"].endswith("hold 500 whole rows of logits, of the 1000 that were given")
 
 
 def test_options_of_the_loss_alone_are_refused_with_log_probs():

@@ -283,8 +283,11 @@ def test_four_lines_come_first(chip):
     ]
     products = replace(found, flops={"forward": 10**15})
     assert products.brief.endswith(f"at least {1e15 / chip.matrix_flops * 1e6:,.1f} us, for the matrix products")
-    decided = replace(found, decisions=[("forward", {"way": "ALL: at once"})])
-    assert "    way            ALL: at once\n" in decided.brief
+    said = {"way": "ALL: at once", "sums": "in fp32", "chunks": "one", "why these": "it fits"}
+    decided = replace(found, decisions=[("forward", said)]).brief
+    assert "    way            ALL: at once\n    chunks         one\n    why these      it fits\n    runs " in decided
+    without_way = replace(found, steps=[replace(each, way="") for each in found.steps]).brief
+    assert "    why            8 was measured to be faster\n" in without_way and "    way " not in without_way
 
 
 def test_a_long_name_does_not_run_into_what_it_is():

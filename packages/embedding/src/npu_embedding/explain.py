@@ -48,7 +48,7 @@ NAMES = {
     "ADD": 'the hash adds its products (mix "sum"); else it combines them by exclusive or',
     "OWN": "each head has multipliers of its own",
     "CONCAT": "rows of all heads stand side by side; else they are added",
-    "FORMAT": "of 8-bit floats of the table; empty: none",
+    "FORMAT": "of 8-bit floats of the table; -: none",
     "PART": "ids of a part of a longer bag; 0: no bag is longer",
     "BLOCK_B": "bags that a program looks at for long ones",
     "MEAN": "a bag's sum is divided by the number of its ids",

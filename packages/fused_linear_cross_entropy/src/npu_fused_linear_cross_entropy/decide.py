@@ -276,7 +276,7 @@ CASES = (
          "a chunk has at most {longest} tokens, of which {mib} hold {affordable}"),
     Case(lambda room: room.demand.kept_bytes,
          Room.kept_columns,
-         "a number for each logit fits in the weight's gradient"),
+         "a number for each logit fits in the weight's gradient, and the logits of a chunk in {kept_mib}"),
     Case(lambda room: room.affordable >= min(room.demand.tokens, room.wanted),
          lambda room: room.rows(room.wanted),
          "chunks of at most {wanted} tokens hide the weight's traffic behind products"),
@@ -301,7 +301,8 @@ def split(demand: Demand, chunk_tokens: int | None, memory_budget: int | None, d
     for case in CASES:
         chunks = case.chunks(room) if case.holds(room) else None
         if chunks is not None:
-            words = {"mib": f"{budget / MIB:.4g} MiB", "least": room.least, "count": len(chunks.tokens)}
+            mib, kept_mib = (f"{each / MIB:.4g} MiB" for each in (budget, min(budget, _KEPT_BUDGET)))
+            words = {"mib": mib, "kept_mib": kept_mib, "least": room.least, "count": len(chunks.tokens)}
             return dataclasses.replace(chunks, why=case.why.format(**room._asdict(), **words))
     raise AssertionError(f"no case for {demand}")
 

@@ -195,7 +195,7 @@ def _described(tiling: LossTiling) -> dict[str, str]:
         "why": tiling.why,
         "decided at": tiling.decided_at,
         "chunks": f"{_parts(len(chunks.tokens), tokens, 'tokens')}, {_parts(len(chunks.columns), columns, 'columns')}",
-        "their lengths": chunks.why,
+        "why these": chunks.why,
         what: f"{size:,} bytes of {dtype}{whose} at a time{kept}" if size else "none in memory",
         "sums": sums,
     }

@@ -27,7 +27,7 @@ NAMES = {
     "NORMALISED": "what the normalised row is rounded to; fp32: not rounded",
     "FACTORS": "what rstd, weight and bias are rounded to",
     "WEIGHTED": "what the weighted row is rounded to",
-    "ACTIVATION": "of the gate; empty: there is none",
+    "ACTIVATION": "of the gate; -: there is none",
     "GATE_FIRST": "x is gated, and not the norm",
     "PARTS": "programs that share a row, padded to a power of two",
 }

@@ -257,7 +257,7 @@ class Explanation:
             names = list(dict.fromkeys(step.kernel for step in steps if isinstance(step, ExplainedLaunch)))
             shown = ", ".join(names[:3]) + f", ... ({len(names)} kernels)" * (len(names) > 3)
             said = {
-                "way": self._way(direction),
+                **self._decided(direction),
                 "runs": f"{_counts(steps)}{': ' * bool(shown)}{shown}",
                 "bytes": f"at least {self.bytes_moved[direction]:,}",
                 "time": self._least_time(direction),
@@ -265,14 +265,16 @@ class Explanation:
             lines += ["", f"{direction}:", *_lines(said)]
         return "\n".join(lines)
 
-    def _way(self, direction: str) -> str:
-        """The decision about several launches, or those of the first launch that has one, with the reason."""
+    def _decided(self, direction: str) -> dict[str, str]:
+        """The way, and the chunks, of a decision about several launches; or the first launch's that has a way, and why."""
         for at, said in self.decisions:
             if at == direction and "way" in said:
-                return said["way"]
+                return {name: said[name] for name in ("way", "chunks", "why these") if name in said}
         launches = [each for each in self.launches if each.direction == direction]
-        chosen = next((each for each in launches if each.way), launches[0] if launches else None)
-        return "" if chosen is None else f"{chosen.way}{': ' * bool(chosen.way)}{chosen.why}"
+        for each in launches:
+            if each.way:
+                return {"way": f"{each.way}: {each.why}"}
+        return {"why": launches[0].why if launches else ""}
 
     def _least_time(self, direction: str) -> str:
         floor = self.floor(direction)
@@ -637,7 +639,7 @@ def _lines(facts: Mapping[str, str]) -> list[str]:
 def _assignments(values: Sequence[Mapping[str, Any]]) -> str:
     """Values by name, "BLOCK_M=2, FIRST=True or False"."""
     names = dict.fromkeys(name for each in values for name in each)
-    return ", ".join(f"{name}={_different(str(each[name]) for each in values if name in each)}" for name in names)
+    return ", ".join(f"{name}={_different(str(each[name]) or '-' for each in values if name in each)}" for name in names)
 
 
 def _different(values: Iterable[str]) -> str:

@@ -224,7 +224,7 @@ class _Listed(NamedTuple):
     block_shape: list[int]
 
 
-def _described(matrix: Any, *block: int) -> Any:
+def _descriptor(matrix: Any, *block: int) -> Any:
     """A descriptor of blocks of a matrix."""
     kind = descriptor_type()
     return _Listed(matrix, [*block]) if kind is None else kind.from_tensor(matrix, [*block])
@@ -304,9 +304,9 @@ class ExponentialProduct:
     def _operands(self, x: Any, columns: slice, exponentials: Any, k: Any, top: Any, sums: Any) -> dict[str, dict[str, Any]]:
         """What a launch over some of the weight's rows reads and writes."""
         p, (block_m, block_n, block_h) = self._p, self._tiling.blocks
-        d_x = p.descriptor(x, (block_m, block_h), _described)
-        d_weight = p.descriptor(part(p, self._weight, columns), (block_n, block_h), _described)
-        stored = None if exponentials is None else p.descriptor(exponentials, (block_m, block_n // 2), _described)
+        d_x = p.descriptor(x, (block_m, block_h), _descriptor)
+        d_weight = p.descriptor(part(p, self._weight, columns), (block_n, block_h), _descriptor)
+        stored = None if exponentials is None else p.descriptor(exponentials, (block_m, block_n // 2), _descriptor)
         return {
             "reads": {"p_reference": k, "d_x": d_x, "d_weight": d_weight},
             "writes": {"p_top": top, "p_sums": sums, "d_exponentials": stored},
