@@ -17,6 +17,7 @@ ORDER says how rows are numbered. Rows with consecutive numbers share a tile:
 
 import functools
 from dataclasses import dataclass
+from enum import Flag, auto
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -410,34 +411,47 @@ def qk_backward_kernel(
 
 
 SHARE_COLUMNS = 1024  # of a row that several programs hold, in each program
+ONE_ROW = 0  # `size`: a tile is one row, in chunks
+BY_CHUNK = 0  # `warps`: by the size of a chunk
 BY_REGISTERS = 0  # `per_core`: as many programs as a core has registers for
+
+
+class Trait(Flag):
+    """What a row of a table asks of a shape, beside its columns."""
+
+    GATED = auto()
+    QUANTISED = auto()
+    ALONE = auto()  # there is no residual
+    ONE_CHUNK = auto()  # several chunks would pad the row as much as one block does
+    IN_CHUNKS = auto()  # asks nothing: the row's columns are counted padded to chunks, and not to a power of two
+    CHUNKS = auto()  # several chunks pad it less
+    UNSHAREABLE = auto()  # programs cannot hold a row together
+
+
+GATED, QUANTISED, ALONE, ONE_CHUNK, IN_CHUNKS, CHUNKS, UNSHAREABLE = Trait
+ANY = Trait(0)
 
 
 class Rule(NamedTuple):
     """A row of a table. It matches a shape that has all of its traits and no more than `columns`.
 
     Attributes:
-        traits: with commas between them. "gated", "quantised": as `Shape` has them. "alone": there is no residual.
-            "one chunk": several chunks would pad the row as much as one block does; "chunks": they pad it less.
-            "unshareable": programs cannot hold a row together. "in chunks": `columns` counts the row padded to chunks.
-            "any": every shape.
-        columns: the most columns of a row, padded to a power of two or, "in chunks", to chunks.
+        columns: the most columns of a row, padded.
         kernel: "rows": a program holds whole rows in registers. "wide": a program reads a row twice (three times where y is
             quantised). "shared": several programs hold a row together.
-        tile: elements of a tile of "rows", which has as many rows as they make; 0: a tile is one row, in chunks.
-        block: columns of a block of "wide" and "shared"; below 1: that part of the padded row.
-        warps: of a program; 0: by the size of a chunk.
+        size: elements of a tile of "rows", which has as many rows as they make, or ONE_ROW; columns of a block of "wide" and
+            "shared", below 1 that part of the padded row.
+        warps: of a program, or BY_CHUNK.
         per_core: programs resident on a core at once, or BY_REGISTERS.
         capped: the compiler may use only as many registers as leave room for `per_core` programs.
         why: the reason, which explanations print.
         decided_at: file and line of the row.
     """
 
-    traits: str
+    traits: Trait
     columns: int
     kernel: str
-    tile: int
-    block: float
+    size: float
     warps: int
     per_core: int
     capped: bool
@@ -453,6 +467,7 @@ END = 2**31  # `columns` of rows of any width
 _SEVERAL = "rows fit registers: several a program"
 _ONCE = "a row fits registers: the gate is read while the row is summed"
 _THRICE = "other kernels would read it three times"
+_TOGETHER = "programs hold a row together"
 _CHUNKS = "a row fits registers, in chunks"
 _CACHED = "the second read finds the row in a cache, and fewer registers leave room for more rows"
 _ALONE = "one program a core: rows of two evict each other before the second read"
@@ -470,44 +485,44 @@ _ALONE = "one program a core: rows of two evict each other before the second rea
 #                32768 x 1024   96.3, tile 2048 with 8 warps 101; with a bias 104, 114
 # fmt: off
 FORWARD = (
-    #    traits                 columns  kernel   tile  block  warps  per core   capped
-    _row("gated",               1024,    "rows",  1024, 0,     4,     ALL_TILES, False, _SEVERAL),
-    _row("gated, one chunk",    4096,    "rows",  4096, 0,     4,     ALL_TILES, False, _ONCE),
-    _row("quantised",           1024,    "rows",  2048, 0,     2,     ALL_TILES, False, _SEVERAL),
-    _row("any",                 256,     "rows",  2048, 0,     4,     ALL_TILES, False, _SEVERAL),
-    _row("any",                 1024,    "rows",  4096, 0,     4,     ALL_TILES, False, _SEVERAL),
-    _row("quantised, one chunk", 2048,   "rows",  0,    0,     2,     ALL_TILES, False, _THRICE),
-    _row("quantised, one chunk", 4096,   "rows",  0,    0,     4,     ALL_TILES, False, _THRICE),
-    _row("quantised, one chunk", 8192,   "rows",  0,    0,     8,     ALL_TILES, False, _THRICE),
-    _row("quantised, chunks",   8192,    "rows",  0,    0,     0,     ALL_TILES, False, _THRICE),
-    _row("quantised, alone, one chunk", 16384, "rows", 0, 0,   16,    ALL_TILES, False, _THRICE),
-    _row("quantised, alone, chunks", 16384, "rows", 0,  0,     0,     ALL_TILES, False, _THRICE),
-    _row("in chunks, chunks",   6144,    "rows",  0,    0,     0,     ALL_TILES, False, "chunks pad it least"),
-    _row("any",                 2048,    "wide",  0,    1 / 2, 4,     ALL_TILES, False, _CACHED),
-    _row("any",                 8192,    "wide",  0,    1 / 2, 8,     ALL_TILES, False, _CACHED),
-    _row("any",                 16384,   "wide",  0,    4096,  16,    ALL_TILES, False, _CACHED),
-    _row("any",                 END,     "wide",  0,    1 / 4, 32,    1,         True,  _ALONE),
+    #    traits                         columns kernel   size     warps     per core      capped
+    _row(GATED,                         1024,  "rows",   1024,    4,        ALL_TILES,    False, _SEVERAL),
+    _row(GATED | ONE_CHUNK,             4096,  "rows",   4096,    4,        ALL_TILES,    False, _ONCE),
+    _row(QUANTISED,                     1024,  "rows",   2048,    2,        ALL_TILES,    False, _SEVERAL),
+    _row(ANY,                           256,   "rows",   2048,    4,        ALL_TILES,    False, _SEVERAL),
+    _row(ANY,                           1024,  "rows",   4096,    4,        ALL_TILES,    False, _SEVERAL),
+    _row(QUANTISED | ONE_CHUNK,         2048,  "rows",   ONE_ROW, 2,        ALL_TILES,    False, _THRICE),
+    _row(QUANTISED | ONE_CHUNK,         4096,  "rows",   ONE_ROW, 4,        ALL_TILES,    False, _THRICE),
+    _row(QUANTISED | ONE_CHUNK,         8192,  "rows",   ONE_ROW, 8,        ALL_TILES,    False, _THRICE),
+    _row(QUANTISED | CHUNKS,            8192,  "rows",   ONE_ROW, BY_CHUNK, ALL_TILES,    False, _THRICE),
+    _row(QUANTISED | ALONE | ONE_CHUNK, 16384, "rows",   ONE_ROW, 16,       ALL_TILES,    False, _THRICE),
+    _row(QUANTISED | ALONE | CHUNKS,    16384, "rows",   ONE_ROW, BY_CHUNK, ALL_TILES,    False, _THRICE),
+    _row(IN_CHUNKS | CHUNKS,            6144,  "rows",   ONE_ROW, BY_CHUNK, ALL_TILES,    False, "chunks pad it least"),
+    _row(ANY,                           2048,  "wide",   1 / 2,   4,        ALL_TILES,    False, _CACHED),
+    _row(ANY,                           8192,  "wide",   1 / 2,   8,        ALL_TILES,    False, _CACHED),
+    _row(ANY,                           16384, "wide",   4096,    16,       ALL_TILES,    False, _CACHED),
+    _row(ANY,                           END,   "wide",   1 / 4,   32,       1,            True,  _ALONE),
 )
 BACKWARD = (
-    #    traits                 columns  kernel   tile  block  warps  per core      capped
-    _row("gated",               32,      "rows",  2048, 0,     8,     3,            False, _SEVERAL),
-    _row("any",                 32,      "rows",  4096, 0,     8,     3,            False, _SEVERAL),
-    _row("gated",               256,     "rows",  2048, 0,     8,     3,            True,  _SEVERAL),
-    _row("gated",               1024,    "rows",  1024, 0,     4,     6,            True,  _SEVERAL),
-    _row("any",                 256,     "rows",  2048, 0,     4,     5,            True,  _SEVERAL),
-    _row("any",                 512,     "rows",  1024, 0,     2,     10,           True,  _SEVERAL),
-    _row("any",                 1024,    "rows",  2048, 0,     4,     5,            True,  _SEVERAL),
-    _row("gated, one chunk",    2048,    "rows",  2048, 0,     4,     5,            True,  "a row fits registers"),
-    _row("gated, one chunk",    4096,    "rows",  2048, 0,     8,     2,            True,  "a row fits registers"),
-    _row("one chunk",           4096,    "rows",  4096, 0,     8,     3,            True,  "a row fits registers"),
-    _row("in chunks",           4096,    "rows",  0,    0,     4,     BY_REGISTERS, True,  _CHUNKS),
-    _row("in chunks",           8192,    "rows",  0,    0,     8,     BY_REGISTERS, True,  _CHUNKS),
-    _row("any",                 16384,   "rows",  0,    0,     16,    BY_REGISTERS, True,  _CHUNKS),
-    _row("unshareable",         END,     "wide",  0,    2048,  8,     4,            False, "no program holds a row"),
-    _row("any",                 END,     "shared", 0,   SHARE_COLUMNS, 2, 8,        True,  "programs hold a row together"),
+    #    traits                         columns kernel   size     warps     per core      capped
+    _row(GATED,                         32,    "rows",   2048,    8,        3,            False, _SEVERAL),
+    _row(ANY,                           32,    "rows",   4096,    8,        3,            False, _SEVERAL),
+    _row(GATED,                         256,   "rows",   2048,    8,        3,            True,  _SEVERAL),
+    _row(GATED,                         1024,  "rows",   1024,    4,        6,            True,  _SEVERAL),
+    _row(ANY,                           256,   "rows",   2048,    4,        5,            True,  _SEVERAL),
+    _row(ANY,                           512,   "rows",   1024,    2,        10,           True,  _SEVERAL),
+    _row(ANY,                           1024,  "rows",   2048,    4,        5,            True,  _SEVERAL),
+    _row(GATED | ONE_CHUNK,             2048,  "rows",   2048,    4,        5,            True,  "a row fits registers"),
+    _row(GATED | ONE_CHUNK,             4096,  "rows",   2048,    8,        2,            True,  "a row fits registers"),
+    _row(ONE_CHUNK,                     4096,  "rows",   4096,    8,        3,            True,  "a row fits registers"),
+    _row(IN_CHUNKS,                     4096,  "rows",   ONE_ROW, 4,        BY_REGISTERS, True,  _CHUNKS),
+    _row(IN_CHUNKS,                     8192,  "rows",   ONE_ROW, 8,        BY_REGISTERS, True,  _CHUNKS),
+    _row(ANY,                           16384, "rows",   ONE_ROW, 16,       BY_REGISTERS, True,  _CHUNKS),
+    _row(UNSHAREABLE,                   END,   "wide",   2048,    8,        4,            False, "no program holds a row"),
+    _row(ANY,                           END,   "shared", SHARE_COLUMNS, 2,  8,            True,  _TOGETHER),
 )
 # For `qk_backward_kernel`, which `choose` never takes: see qk.py.
-QK_BACKWARD = _row("any",      1024,    "rows",  2048, 0,     4,     5,            True,  "q, k and v share a launch")
+QK_BACKWARD = _row(ANY, 1024, "rows", 2048, 4, 5, True, "q, k and v share a launch")
 # fmt: on
 
 MIN_CHUNK = 256  # columns of a chunk: the loop over chunks is unrolled, so more chunks are more code
@@ -624,38 +639,32 @@ def choose(shape: Shape, device: Device) -> CudaTiling:
     padded = power_of_two(shape.width)
     chunk, chunks = equal_chunks(shape.width, least=MIN_CHUNK)
     share = ceil(shape.width / SHARE_COLUMNS)
-    is_unshareable = shape.gated or shape.biased or shape.per_head or not shape.with_rows
+    is_shareable = shape.with_rows and not (shape.gated or shape.biased or shape.per_head)
+    is_shareable = is_shareable and share <= min(MAX_SHARE, SHARES_A_CORE * device.vector_cores)
     order = _order(shape)
-    traits = {
-        "any": True,
-        "in chunks": True,
-        "one chunk": chunks == 1,
-        "chunks": chunks > 1,
-        "gated": shape.gated,
-        "quantised": shape.quantised,
-        "alone": not shape.residual_itemsize,
-        "unshareable": is_unshareable or share > min(MAX_SHARE, SHARES_A_CORE * device.vector_cores),
-    }
+    traits = IN_CHUNKS | (ONE_CHUNK if chunks == 1 else CHUNKS)
+    traits |= (GATED if shape.gated else ANY) | (QUANTISED if shape.quantised else ANY)
+    traits |= (ANY if shape.residual_itemsize else ALONE) | (ANY if is_shareable else UNSHAREABLE)
     for rule in BACKWARD if shape.backward else FORWARD:
-        needed = rule.traits.split(", ")
-        columns = chunk * chunks if "in chunks" in needed else padded
-        if columns <= rule.columns and all(traits[trait] for trait in needed):
+        columns = chunk * chunks if IN_CHUNKS in rule.traits else padded
+        if columns <= rule.columns and rule.traits in traits:
             break
     make = functools.partial(CudaTiling, shape=shape, device=device, rule=rule)
     warps, per_core = rule.warps, rule.per_core
     if rule.kernel != "rows":
-        share_of_row = min(int(rule.block * padded), WIDE_BLOCKS[warps >= CORE_ALONE])
-        columns = share_of_row if rule.block < 1 else int(rule.block)
+        share_of_row = min(int(rule.size * padded), WIDE_BLOCKS[warps >= CORE_ALONE])
+        columns = share_of_row if rule.size < 1 else int(rule.size)
         return make(columns=columns, warps=warps, per_core=per_core, order=shape.order)
-    if rule.tile:
-        wanted = max(1, rule.tile // padded)
-        rows = _power_of_two_below(min(shape.max_rows, wanted) if order in ("one", "heads") else wanted)
+    if rule.size != ONE_ROW:
+        wanted = max(1, int(rule.size) // padded)
+        wanted = min(shape.max_rows, wanted) if order in ("one", "heads") else wanted
+        rows = 1 << (max(1, wanted).bit_length() - 1)  # a power of two
         return make(rows=rows, columns=padded, warps=warps, per_core=per_core, order=order)
     if shape.backward:
         if chunks == 1:
             chunk, chunks = padded // BACKWARD_CHUNKS, BACKWARD_CHUNKS
         warps, per_core = _programs_by_registers(shape, warps, chunk * chunks)
-    elif not warps:
+    elif warps == BY_CHUNK:
         warps = chunk // WARP_COLUMNS if shape.quantised else CHUNK_WARPS[chunk > SMALL_CHUNK]
     return make(columns=chunk, warps=warps, per_core=per_core, order=shape.order)
 
@@ -675,8 +684,3 @@ def _programs_by_registers(shape: Shape, warps: int, padded: int) -> tuple[int, 
         warps = min(2 * warps, MAX_CHUNK_WARPS)
     registers = next(registers for most, registers in table if padded // (warps * WARP) <= most)
     return warps, CORE_REGISTERS // (registers * warps * WARP)
-
-
-def _power_of_two_below(limit: int) -> int:
-    """The largest power of two up to `limit`."""
-    return 1 << (max(1, limit).bit_length() - 1)

@@ -73,17 +73,10 @@ def qk_backward(p: Plan, call: QKBackward) -> tuple[Slot | None, ...]:
     width = call.qkv.shape[-1] // (call.n_heads + 2 * call.n_kv_heads)
     into: list[Any] = [None if dqkv is None else part.of(p, dqkv, width) for part in all_parts]
     given: list[Any] = [call.dq, call.dk, call.dv]
+    of_q, of_k = (call.q_weight, call.q_rstd, call.need_dq_weight), (call.k_weight, call.k_rstd, call.need_dk_weight)
     norms = [
         None if dy is None else _norm(p, call, dy, part.of(p, call.qkv, width), *saved)
-        for dy, part, saved in zip(
-            given[:2],
-            all_parts,
-            (
-                (call.q_weight, call.q_rstd, call.need_dq_weight),
-                (call.k_weight, call.k_rstd, call.need_dk_weight),
-            ),
-            strict=False,
-        )
+        for dy, part, saved in zip(given, all_parts, (of_q, of_k), strict=False)
     ]
     rows_into = [
         None if each is None else _rows(p, each, weight)
@@ -152,7 +145,7 @@ def _in_one_launch(p: Plan, norms: Sequence[Any], dv: Slot, into: Sequence[Any])
     if v_rows.strides[1] != k_rows.strides["dx"]:
         return None
     of_q: Any = q_rows.tiling
-    rows = max(1, QK_BACKWARD.tile // of_q.columns)
+    rows = max(1, int(QK_BACKWARD.size) // of_q.columns)
     warps, per_core = QK_BACKWARD.warps, QK_BACKWARD.per_core
     tiling = p.decide(NAME, dataclasses.replace(of_q, rule=QK_BACKWARD, rows=rows, warps=warps, per_core=per_core))
     (n_outer, n_q_inner), (_, n_k_inner) = q_rows.counts, k_rows.counts
