@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from .api import computed, loss_if_checked
 from .call import Distributions, Forward, LogProbs, Options, replaced, whole_shape
 from .checks import Part, check_loss, check_weight_grad, checked_options, joined
 from .distributions import DISTRIBUTIONS
-from .tokens import are_counted, can_be_read, check_columns, check_columns_early, check_counted, listed, of_counted_tokens
+from .tokens import are_counted, can_be_read, check_columns, check_counted, listed, of_counted_tokens
 
 _INVARIANT_TOKENS = 512  # of a chunk, where its length must not follow from how many tokens there are
 
@@ -101,23 +102,23 @@ def linear_log_probs(
     Source: torch.nn.functional.cross_entropy, negated; batch invariance: He et al., "Defeating Nondeterminism in LLM
     Inference", Thinking Machines Lab, 2025; `kept`: DeepSeek-V3.2, 2025.
     """
+    options = Options(
+        ignore_index=ignore_index,
+        reduction="none",
+        softcap=softcap,
+        logit_scale=logit_scale,
+        return_entropy=return_entropy,
+        accum_dtype=accum_dtype,
+        chunk_tokens=chunk_tokens,
+        memory_budget=memory_budget,
+        sequence_parallel=sequence_parallel,
+        vocab_size=weight.shape[0] if isinstance(weight, Tensor) and weight.dim() and not weight.is_nested else 0,
+    )
     is_plain = target is not None and ids is None and counted_tokens is None and weight_grad is None and adapter is None
     is_plain = is_plain and kept is None and top_k is None and type(temperature) is float and temperature == 1.0
     is_plain = is_plain and not (return_square_sum or return_mean_logit or return_is_top or batch_invariant)
     is_whole = process_group is None and vocab_range is None and vocab_size is None
     if is_plain and is_whole and not (isinstance(x, Tensor) and is_autocast(x)):
-        options = Options(
-            ignore_index=ignore_index,
-            reduction="none",
-            softcap=softcap,
-            logit_scale=logit_scale,
-            return_entropy=return_entropy,
-            accum_dtype=accum_dtype,
-            chunk_tokens=chunk_tokens,
-            memory_budget=memory_budget,
-            sequence_parallel=sequence_parallel,
-            vocab_size=weight.shape[0] if isinstance(weight, Tensor) and weight.dim() and not weight.is_nested else 0,
-        )
         known = loss_if_checked(x, weight, target, bias, None, options)
         if known is not None:
             loss, *_, entropy = known
@@ -128,22 +129,15 @@ def linear_log_probs(
     asked = Asked(top_k or 0, return_entropy, return_square_sum, return_mean_logit, return_is_top)
     factor = 1.0 if isinstance(temperature, Tensor) else 1.0 / arguments.number("temperature", temperature, above=0)
     softcap = arguments.number("softcap", softcap, above=0, or_none=True)
-    options = checked_options(
-        weight,
-        Part(process_group, vocab_range, vocab_size),
-        Options(
-            ignore_index=ignore_index,
-            reduction="none",
-            softcap=None if softcap is None else softcap * factor,
-            logit_scale=arguments.number("logit_scale", logit_scale) * factor,
-            return_entropy=return_entropy,
-            accum_dtype=check_weight_grad(weight_grad, weight, accum_dtype),
-            chunk_tokens=_INVARIANT_TOKENS if batch_invariant and chunk_tokens is None else chunk_tokens,
-            memory_budget=memory_budget,
-            sequence_parallel=sequence_parallel,
-            vocab_parts=arguments.whole("vocab_parts", vocab_parts, least=1),
-        ),
+    options = replaced(
+        options,
+        softcap=None if softcap is None else softcap * factor,
+        logit_scale=arguments.number("logit_scale", logit_scale) * factor,
+        accum_dtype=check_weight_grad(weight_grad, weight, accum_dtype),
+        chunk_tokens=_INVARIANT_TOKENS if batch_invariant and chunk_tokens is None else chunk_tokens,
+        vocab_parts=arguments.whole("vocab_parts", vocab_parts, least=1),
     )
+    options = checked_options(weight, Part(process_group, vocab_range, vocab_size), options)
     if asked.top_k > options.vocab_size:
         raise ValueError(f"top_k is {top_k} and must be at most {options.vocab_size}, the size of the vocabulary.")
     is_more = ids is not None or any(asked)
@@ -171,25 +165,16 @@ def linear_log_probs(
     )
     if vocab_parts > 1:
         _check_parts(weight, batch_invariant and is_loss, options)
-    if has_target and counted_tokens is None and (batch_invariant or not is_loss):
-        check_columns_early("target", targets, options)
+    if has_target and counted_tokens is None and (batch_invariant or not is_loss) and can_be_read(targets):
+        check_columns("target", targets, options)
     if is_distributed((x, weight, target, bias)) and (batch_invariant or not is_loss):
         raise ValueError("batch_invariant must be False, and entropies alone asked for, where there are DTensors.")
     rates = None
     if isinstance(temperature, Tensor):
         rates = _rates(temperature, x, shape, are_counted(targets, ignore_index) if has_target else None)
 
-    def score(x: Tensor, target: Tensor, ids: Tensor | None, rates: Tensor | None) -> LogProbs:
-        """The outputs of tokens, the log-probabilities negated where they are a loss."""
-        if is_loss:
-            head = Forward(x, weight, target, bias, None, None, frozen, weight_grad, options)
-            found = computed(head)
-            return LogProbs(found.loss, found.entropy)
-        columns = _columns(target if has_target else None, ids, options.ignore_index)
-        of_rows = replaced(options, return_entropy=False)
-        given = (x, weight, bias, columns, rates, frozen, weight_grad, of_rows, asked.top_k, asked.is_top)
-        return asked_outputs(DISTRIBUTIONS(Distributions(*given)), target, has_target, asked, options)
-
+    layer = Forward(x, weight, targets, bias, None, None, frozen, weight_grad, options)
+    score = partial(_score, layer, asked, has_target=has_target, is_loss=is_loss)
     if counted_tokens is not None:
         found: LogProbs = of_counted_tokens(score, x, targets, options, counted_tokens, (ids, rates))
     elif is_loss and not batch_invariant:
@@ -214,6 +199,28 @@ def linear_log_probs(
         return found
     assert found.log_probs is not None
     return found.log_probs
+
+
+def _score(
+    layer: Forward,
+    asked: Asked,
+    x: Tensor,
+    target: Tensor,
+    ids: Tensor | None,
+    rates: Tensor | None,
+    *,
+    has_target: bool,
+    is_loss: bool,
+) -> LogProbs:
+    """The outputs of tokens x with this layer, the log-probabilities negated where they are a loss."""
+    options = layer.options
+    if is_loss:
+        found = computed(replaced(layer, x=x, target=target))
+        return LogProbs(found.loss, found.entropy)
+    columns = _columns(target if has_target else None, ids, options.ignore_index)
+    of_layer = (layer.frozen, layer.weight_grad, replaced(options, return_entropy=False))
+    call = Distributions(x, layer.weight, layer.bias, columns, rates, *of_layer, asked.top_k, asked.is_top)
+    return asked_outputs(DISTRIBUTIONS(call), target, has_target, asked, options)
 
 
 class Asked(NamedTuple):

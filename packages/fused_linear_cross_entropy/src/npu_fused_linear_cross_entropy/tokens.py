@@ -56,12 +56,6 @@ def can_be_read(*tensors: Any) -> bool:
     return can_bypass_dispatcher(tensors) and device_for(tensors[0].device) is None
 
 
-def check_columns_early(name: str, target: Tensor, options: EachOptions) -> None:
-    """`check_columns` of an argument as it was given, if it can be read: on a CPU, and not while a graph is made."""
-    if can_be_read(target):
-        check_columns(name, target, options)
-
-
 def check_columns(name: str, target: Tensor, options: EachOptions, counted: Tensor | None = None) -> None:
     """Raises IndexError where one that is `counted`, by default any, is neither a column of the vocabulary nor ignored."""
     ignore_index, vocab_size = options.ignore_index, options.vocab_size

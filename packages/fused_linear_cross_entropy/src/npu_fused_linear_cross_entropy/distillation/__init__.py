@@ -35,7 +35,8 @@ from ..operator import DISTILLATION
 from ..tokens import (
     are_columns,
     are_counted,
-    check_columns_early,
+    can_be_read,
+    check_columns,
     check_counted,
     checked_token_weight,
     of_counted_tokens,
@@ -267,7 +268,8 @@ def distill_top_k(
         live = live & counted.unsqueeze(-1)
         each = None if each is None else torch.where(counted, each, 0.0)
     ids, log_q = torch.where(live, ids.long(), ignored), torch.where(live, log_q.detach(), -torch.inf)
-    check_columns_early("teacher_top_k[0]", ids, options)
+    if can_be_read(ids):
+        check_columns("teacher_top_k[0]", ids, options)
     scores: dict[str, Any] = {name: getattr(options, name) for name in _SCORES} | {
         **scored,
         **dict(zip(Part._fields, part, strict=True)),
