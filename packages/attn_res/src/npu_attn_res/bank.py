@@ -98,11 +98,7 @@ def attn_res_bank(
     results = None
     if reads_alone and type(n_blocks) in _COUNTS:
         results = FORWARD.if_checked("attn_res_bank", _with_blocks(call, bank, n_blocks))
-    new_prefix = prefix
-    if results is not None:
-        h, y, total, score, *_ = results
-        new_prefix = prefix if layer_output is None else total
-    else:
+    if results is None:
         weights = (query, rms_weight, output_rms_weight)
         flags = {"append": append, "in_place": in_place, "return_weights": return_weights}
         numbers = (rms_eps, scale, output_rms_eps)
@@ -124,12 +120,13 @@ def attn_res_bank(
         call = call._replace(query=scaled_query(query, scale), eps=rms_eps, norm_eps=output_rms_eps)
         call = call._replace(append=append, in_place=replaces)
         if written:
-            h, y, new_prefix, score = _write(call, bank, written, recorded)
+            results = _write(call, bank, written, recorded)
         else:
-            h, y, total, score, *_ = FORWARD(call, "attn_res_bank" if reads_alone else None)
-            new_prefix = prefix if layer_output is None else total
+            results = FORWARD(call, "attn_res_bank" if reads_alone else None)
+    h, y, new_prefix, score, *_ = results
     alpha = _weights(score, call.device_count, prefix.shape[:-1]) if return_weights else None
-    return AttnResResult(h, y if output_rms_weight is not None else None, new_prefix, alpha)
+    y, new_prefix = None if output_rms_weight is None else y, prefix if layer_output is None else new_prefix
+    return AttnResResult(h, y, new_prefix, alpha)
 
 
 def _with_blocks(call: Forward, bank: Any, n_blocks: int | Tensor | None) -> Forward:
