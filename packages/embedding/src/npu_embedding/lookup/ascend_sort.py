@@ -215,22 +215,11 @@ def sort_runs_kernel(
         for i_round in tl.range(0, n_rounds):
             i_from = i_round.to(tl.int64) * n_blocks * BLOCK
             i_to = i_from + n_blocks * BLOCK
+            n_steps = n_block_steps  # not taken: the first block begins a set
             merge_blocks(
-                p_key + i_from,
-                p_order + i_from,
-                p_key + i_to,
-                p_order + i_to,
-                i_first,
-                i_stop,
-                i_first,
-                i_stop,
-                1 << (2 * i_round),
-                n_block_steps,  # not taken: the first block begins a set
-                n_block_steps,
-                LOG,
-                WIDE,
-                KEY_OF_ROW_0,
-            )
+                p_key + i_from, p_order + i_from, p_key + i_to, p_order + i_to, i_first, i_stop, i_first, i_stop,
+                1 << (2 * i_round), n_steps, n_block_steps, LOG, WIDE, KEY_OF_ROW_0,
+            )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["n_blocks", "n_run", "n_steps", "n_block_steps"])
@@ -254,21 +243,9 @@ def merge_runs_kernel(
     i_first = tl.program_id(0) * n_each
     i_stop = tl.minimum(i_first + n_each, n_blocks)
     merge_blocks(
-        p_key,
-        p_order,
-        p_merged_key,
-        p_merged_order,
-        i_first * 0,
-        n_blocks,
-        i_first,
-        i_stop,
-        n_run,
-        n_steps,
-        n_block_steps,
-        LOG,
-        WIDE,
-        KEY_OF_ROW_0,
-    )
+        p_key, p_order, p_merged_key, p_merged_order, i_first * 0, n_blocks, i_first, i_stop, n_run, n_steps, n_block_steps,
+        LOG, WIDE, KEY_OF_ROW_0,
+    )  # fmt: skip
 
 
 def sort_tiling(device: Device) -> CountTiling:
