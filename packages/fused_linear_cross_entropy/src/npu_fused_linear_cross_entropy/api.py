@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from .call import Forward, LinearCrossEntropyOutput, Option, Options, ProbabilityTargets, replaced, whole_shape
-from .checks import Part, check_loss, check_values, check_weight_grad, checked_options, joined, loss_of_parts, named_options
+from .checks import Part, adapted, check_loss, check_values, check_weight_grad, checked_options, loss_of_parts, named_options
 from .distributions.plan import probability_loss
 from .operator import FORWARD
 from .tokens import are_counted, can_be_read, check_columns, check_counted, checked_token_weight, divisors, of_counted_tokens
@@ -162,7 +162,7 @@ def fused_linear_cross_entropy(
             return LinearCrossEntropyOutput(*known) if any(options.extras) else known[0]
     options = replaced(options, accum_dtype=check_weight_grad(weight_grad, weight, accum_dtype))
     options = checked_options(weight, Part(process_group, vocab_range, vocab_size), options)
-    x, weight, bias, frozen = joined(x, weight, bias, adapter, weight_grad)
+    x, weight, bias, frozen = adapted(x, weight, bias, adapter, weight_grad)
     if isinstance(target, Tensor) and target.is_floating_point():
         if counted_tokens is not None:
             raise ValueError("counted_tokens must be left out where target has probabilities.")
@@ -204,20 +204,20 @@ def _weighted(call: Forward, each: Tensor | None) -> LinearCrossEntropyOutput:
     """The loss of checked tensors and weights [...] of the tokens; None for 1."""
     options = call.options
     if each is None:
-        return computed(call)
+        return run_loss(call)
     if options.reduction == "none":
-        found = computed(call)
+        found = run_loss(call)
         each = torch.where(are_counted(call.target, options.ignore_index), each, 0.0)
         z_loss = None if found.z_loss is None else found.z_loss * each
         return replaced(found, loss=found.loss * each, z_loss=z_loss)
     divisor = divisors(each, call.target, call.class_weight, call.divisor, options)
-    return computed(replaced(call, divisor=divisor, options=replaced(options, reduction="mean")))
+    return run_loss(replaced(call, divisor=divisor, options=replaced(options, reduction="mean")))
 
 
-def computed(call: Forward) -> LinearCrossEntropyOutput:
+def run_loss(call: Forward) -> LinearCrossEntropyOutput:
     """The loss of checked tensors, DTensors among them."""
     if is_distributed((call.x, call.weight, call.target, call.bias, call.class_weight)):
-        return loss_of_parts(computed, call)
+        return loss_of_parts(run_loss, call)
     found = FORWARD.forward(call, check_loss)
     return LinearCrossEntropyOutput(*found[: FORWARD.outputs])
 
@@ -347,7 +347,7 @@ def causal_lm_loss(
     part, named = named_options({"ignore_index": ignore_index, **options}, taken=("reduction",))
     checked = checked_options(lm_head_weight, part, named)
     checked = replaced(checked, accum_dtype=check_weight_grad(weight_grad, lm_head_weight, checked.accum_dtype))
-    x, weight, bias, frozen = joined(hidden_states, lm_head_weight, bias, adapter, weight_grad)
+    x, weight, bias, frozen = adapted(hidden_states, lm_head_weight, bias, adapter, weight_grad)
     if isinstance(shift_labels, Tensor):
         if any(given is not None for given in (token_weight, shifts, shift_weights)):
             raise ValueError("token_weight, shifts and shift_weights must be left out where shift_labels is a tensor.")

@@ -261,25 +261,19 @@ def check_loss(
         arguments.device("class_weight", class_weight, x, "x's")
 
 
-class Joined(NamedTuple):
-    """A linear layer's tensors. With a frozen weight its logits are x[..., :H] frozen^T + x[..., H:] weight^T + bias."""
-
-    x: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    frozen: Tensor | None
-
-
-def joined(
+def adapted(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     adapter: tuple[Tensor, Tensor] | None,
     weight_grad: Tensor | None,
-) -> Joined:
-    """The tensors as autocast casts them. With an adapter (u [..., R], b [V, R]) x is [x, u], and the weight b."""
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """x, weight and bias as autocast casts them, and a frozen weight: None without an adapter (u [..., R], b [V, R]).
+
+    With one x is [x, u], the weight is b, and the frozen weight is the weight: logits are x frozen^T + u b^T + bias.
+    """
     if adapter is None:
-        return Joined(*autocast(x, weight, bias), None)
+        return *autocast(x, weight, bias), None
     u, b = arguments.pair("adapter", adapter, "(u, b)")
     arguments.floating("x", x)
     arguments.floating("adapter[0]", u)
@@ -295,7 +289,7 @@ def joined(
     x, weight, bias = autocast(x, weight, bias)
     _, b, _ = autocast(x, b, None)
     arguments.parameter("adapter[1]", b, ((weight.shape[0], rank),), x, "x's")
-    return Joined(torch.cat((x, u.to(x.dtype)), -1), b, bias, weight)
+    return torch.cat((x, u.to(x.dtype)), -1), b, bias, weight
 
 
 class Teacher(NamedTuple):

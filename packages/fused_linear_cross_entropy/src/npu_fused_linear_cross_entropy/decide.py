@@ -55,7 +55,7 @@ def token_groups(tokens: int, longest: int) -> tuple[slice, ...]:
     return exactly(tokens, UNIT << ((longest // UNIT).bit_length() - 1))
 
 
-def joined(parts: tuple[slice, ...], count: int) -> tuple[slice, ...]:
+def in_groups(parts: tuple[slice, ...], count: int) -> tuple[slice, ...]:
     """Neighbours as one, `count` at a time."""
     groups = (parts[first : first + count] for first in range(0, len(parts), count))
     return tuple(slice(group[0].start, group[-1].stop) for group in groups)
@@ -238,12 +238,12 @@ class Room(NamedTuple):
             return None
         together = demand.logit_bytes // demand.kept_bytes  # kept chunks that one chunk of logits has room for
         columns = equally(vocabulary, longest)
-        kept = joined(columns, together)
+        kept = in_groups(columns, together)
         if not demand.fits_in_dweight(kept[-1]):  # the padding of rows makes the last part too big: its end is kept apart
             whole = vocabulary // UNIT * UNIT
             rest = (slice(whole, vocabulary),)
             columns = (*equally(whole, longest), *rest)
-            kept = (*joined(columns[:-1], together), *rest)
+            kept = (*in_groups(columns[:-1], together), *rest)
         room = tokens * pitch(columns[0].stop) * demand.logit_bytes
         sums = min(tokens, UNIT) * demand.width * FP32 if demand.dx else 0
         if len(columns) == 1 or sums > room or not all(demand.fits_in_dweight(part) for part in kept[:-1]):

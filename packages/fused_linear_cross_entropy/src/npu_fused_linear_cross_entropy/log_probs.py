@@ -13,9 +13,9 @@ from npu_tiling.dtensor import is_distributed
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from .api import computed, loss_if_checked
+from .api import loss_if_checked, run_loss
 from .call import Distributions, Forward, LogProbs, Options, replaced, whole_shape
-from .checks import Part, check_loss, check_weight_grad, checked_options, joined
+from .checks import Part, adapted, check_loss, check_weight_grad, checked_options
 from .distributions import DISTRIBUTIONS
 from .tokens import are_counted, can_be_read, check_columns, check_counted, listed, of_counted_tokens
 
@@ -145,7 +145,7 @@ def linear_log_probs(
         raise ValueError("target is None and must be a tensor, unless ids or outputs that need no target are asked for.")
     if batch_invariant and (counted_tokens is not None or sequence_parallel):
         raise ValueError("counted_tokens and sequence_parallel must be left out where batch_invariant is True.")
-    x, weight, bias, frozen = joined(x, weight, bias, adapter, weight_grad)
+    x, weight, bias, frozen = adapted(x, weight, bias, adapter, weight_grad)
     shape = torch.Size(whole_shape(x, options))
     has_target = target is not None
     targets = torch.full(shape, int(ignore_index == 0), device=x.device) if target is None else target  # not ignored
@@ -215,7 +215,7 @@ def _score(
     """The outputs of tokens x with this layer, the log-probabilities negated where they are a loss."""
     options = layer.options
     if is_loss:
-        found = computed(replaced(layer, x=x, target=target))
+        found = run_loss(replaced(layer, x=x, target=target))
         return LogProbs(found.loss, found.entropy)
     columns = _columns(target if has_target else None, ids, options.ignore_index)
     of_layer = (layer.frozen, layer.weight_grad, replaced(options, return_entropy=False))

@@ -21,6 +21,7 @@ from ..call import Distillation, DistillationLoss, DistillationOptions, LogProbs
 from ..checks import (
     Part,
     Teacher,
+    adapted,
     autocast,
     check_distillation,
     check_hard_weight,
@@ -28,7 +29,6 @@ from ..checks import (
     check_weight_grad,
     checked_options,
     checked_teacher,
-    joined,
 )
 from ..log_probs import linear_log_probs
 from ..operator import DISTILLATION
@@ -189,7 +189,7 @@ def linear_distillation_loss(
         if ids is not None and log_q is not None:
             more = {"weight_grad": weight_grad, "adapter": of_adapter}
             return DistillationLoss(*distill_top_k(x, weight, target, bias, ids, log_q, each, options, part, **more))
-        x, own_weight, own_bias, frozen = joined(x, weight, bias, of_adapter, weight_grad)
+        x, own_weight, own_bias, frozen = adapted(x, weight, bias, of_adapter, weight_grad)
         heads: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
         if teacher_x is not None and given is not None:
             heads = autocast(teacher_x, given.weight.detach(), None if given.bias is None else given.bias.detach())
