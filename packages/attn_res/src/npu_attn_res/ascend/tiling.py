@@ -62,8 +62,6 @@ class Rule(NamedTuple):
         way: how.
         dav_c220_16, dav_c220_32: bytes on a 910B, for elements of 16 and 32 bits.
         dav_c310_16, dav_c310_32: bytes on an Ascend950.
-        over_floor: predicted time over the time that the bytes take: 910B4, CANN about 9.1, 8 sources of 8192 tokens in
-            bf16, a width that takes this way.
         decided_at: file and line of the row.
     """
 
@@ -72,7 +70,6 @@ class Rule(NamedTuple):
     dav_c220_32: Bytes
     dav_c310_16: Bytes
     dav_c310_32: Bytes
-    over_floor: float
     decided_at: str
 
     def bytes(self, shape: Shape, device: Device) -> Bytes:
@@ -88,63 +85,65 @@ class Rule(NamedTuple):
         return [*tiles, Tile("weights", (1, columns), column)] if column else tiles
 
 
-def _row(way: Way, *sizes: tuple[int, int] | int, over_floor: float) -> Rule:
+def _row(way: Way, *sizes: tuple[int, int] | int) -> Rule:
     a16, a32, b16, b32 = (Bytes(*size) if isinstance(size, tuple) else Bytes(size) for size in sizes)
-    return Rule(way, a16, a32, b16, b32, over_floor, here(2))
+    return Rule(way, a16, a32, b16, b32, here(2))
 
 
+# At the end of a row: predicted time over the time that the bytes take, on a 910B4 with CANN about 9.1, for 8 sources of
+# 8192 tokens in bf16 and a width that takes this way.
 # fmt: off
 _FORWARD = (
     #                                910B, 16     910B, 32     950, 16      950, 32
-    _row(Way.ROWS_AHEAD,             (20, 4),     (27, 8),     (22, 1),     (32, 1),    over_floor=1.76),
+    _row(Way.ROWS_AHEAD,             (20, 4),     (27, 8),     (22, 1),     (32, 1)),    # 1.76
     # For an element of this way CANN 9.1 wants 4 bytes more than CANN 8.5 and 9.0.
-    _row(Way.ROW_AHEAD_TWO_BUFFERS,  28,          36,          28,          30,         over_floor=1.96),
-    _row(Way.ROW_AHEAD,              24,          32,          28,          26,         over_floor=1.70),
-    _row(Way.ROW,                    20,          20,          16,          16,         over_floor=2.73),
+    _row(Way.ROW_AHEAD_TWO_BUFFERS,  28,          36,          28,          30),         # 1.96
+    _row(Way.ROW_AHEAD,              24,          32,          28,          26),         # 1.70
+    _row(Way.ROW,                    20,          20,          16,          16),         # 2.73
 )
 _FORWARD_NORMALISED = (
-    _row(Way.ROWS_AHEAD,             (22, 3),     (25, 8),     (22, 2),     (24, 4),    over_floor=1.74),
-    _row(Way.ROW_AHEAD_TWO_BUFFERS,  28,          36,          28,          40,         over_floor=2.04),
-    _row(Way.ROW_AHEAD,              26,          28,          26,          28,         over_floor=1.72),
-    _row(Way.ROW,                    20,          20,          16,          16,         over_floor=2.63),
+    _row(Way.ROWS_AHEAD,             (22, 3),     (25, 8),     (22, 2),     (24, 4)),    # 1.74
+    _row(Way.ROW_AHEAD_TWO_BUFFERS,  28,          36,          28,          40),         # 2.04
+    _row(Way.ROW_AHEAD,              26,          28,          26,          28),         # 1.72
+    _row(Way.ROW,                    20,          20,          16,          16),         # 2.63
 )
 _FORWARD_PREFIX = (
-    _row(Way.ROWS_AHEAD,             (20, 4),     (20, 8),     (22, 2),     (24, 2),    over_floor=1.85),
-    _row(Way.ROW_AHEAD,              24,          24,          22,          24,         over_floor=1.78),
-    _row(Way.ROW,                    20,          20,          16,          20,         over_floor=2.68),
+    _row(Way.ROWS_AHEAD,             (20, 4),     (20, 8),     (22, 2),     (24, 2)),    # 1.85
+    _row(Way.ROW_AHEAD,              24,          24,          22,          24),         # 1.78
+    _row(Way.ROW,                    20,          20,          16,          20),         # 2.68
 )
 _BACKWARD = (  # with a gradient of h in fp32, whatever the sources are
-    _row(Way.ROWS,                   (28, 5),     (28, 9),     (21, 5),     (30, 15),   over_floor=1.93),
-    _row(Way.ROW_TWO_BUFFERS,        36,          38,          30,          40,         over_floor=1.27),  # of fp32
-    _row(Way.ROW,                    26,          22,          24,          24,         over_floor=1.93),
+    _row(Way.ROWS,                   (28, 5),     (28, 9),     (21, 5),     (30, 15)),   # 1.93
+    _row(Way.ROW_TWO_BUFFERS,        36,          38,          30,          40),         # 1.27; of fp32
+    _row(Way.ROW,                    26,          22,          24,          24),         # 1.93
 )
 _BACKWARD_PREFIX = (
-    _row(Way.ROWS,                   (30, 4),     (32, 4),     (28, 4),     (40, 2),    over_floor=2.02),
-    _row(Way.ROW_TWO_BUFFERS,        32,          38,          32,          40,         over_floor=2.06),
-    _row(Way.ROW,                    26,          26,          22,          24,         over_floor=1.88),
+    _row(Way.ROWS,                   (30, 4),     (32, 4),     (28, 4),     (40, 2)),    # 2.02
+    _row(Way.ROW_TWO_BUFFERS,        32,          38,          32,          40),         # 2.06
+    _row(Way.ROW,                    26,          26,          22,          24),         # 1.88
 )
 # Bytes with which no load waits. A tile fits in fewer, but then compilers put a product where the next row is to go.
 # `statistics_by_token` chooses these ways on a 910B alone, in 16 bits.
 _BACKWARD_BY_TOKEN = (
-    _row(Way.ROW_KEPT,               46,          46,          46,          46,         over_floor=1.57),
-    _row(Way.HALVES_KEPT,            27,          27,          27,          27,         over_floor=1.49),
+    _row(Way.ROW_KEPT,               46,          46,          46,          46),         # 1.57
+    _row(Way.HALVES_KEPT,            27,          27,          27,          27),         # 1.49
 )
 _MERGE = (
-    _row(Way.ROWS,                   (20, 4),     (20, 4),     (18, 3),     (24, 8),    over_floor=1.43),
-    _row(Way.ROW,                    16,          16,          16,          20,         over_floor=1.46),
+    _row(Way.ROWS,                   (20, 4),     (20, 4),     (18, 3),     (24, 8)),    # 1.43
+    _row(Way.ROW,                    16,          16,          16,          20),         # 1.46
 )
 _MERGE_BACKWARD = (
-    _row(Way.ROWS,                   (28, 4),     (30, 3),     (33, 4),     (48, 0),    over_floor=1.23),
-    _row(Way.ROW_TWO_BUFFERS,        32,          33,          37,          48,         over_floor=1.23),
-    _row(Way.ROW,                    24,          22,          28,          28,         over_floor=1.23),
+    _row(Way.ROWS,                   (28, 4),     (30, 3),     (33, 4),     (48, 0)),    # 1.23
+    _row(Way.ROW_TWO_BUFFERS,        32,          33,          37,          48),         # 1.23
+    _row(Way.ROW,                    24,          22,          28,          28),         # 1.23
 )
 _NORM_BACKWARD = (
-    _row(Way.ROWS,                   (24, 2),     (26, 4),     (23, 10),    (26, 15),   over_floor=1.26),
-    _row(Way.ROW,                    22,          22,          28,          28,         over_floor=1.26),
+    _row(Way.ROWS,                   (24, 2),     (26, 4),     (23, 10),    (26, 15)),   # 1.26
+    _row(Way.ROW,                    22,          22,          28,          28),         # 1.26
 )
-_PRODUCTS = (_row(Way.COLUMNS,       (20, 8),     (22, 8),     (16, 8),     (16, 8),    over_floor=2.81),)
-_WEIGHTED_SUM = (_row(Way.COLUMNS,   (17, 8),     (20, 8),     (16, 8),     (16, 8),    over_floor=1.13),)
-_GRADIENT = (_row(Way.COLUMNS,       (36, 16),    (36, 16),    (26, 16),    (27, 20),   over_floor=1.28),)
+_PRODUCTS = (_row(Way.COLUMNS,       (20, 8),     (22, 8),     (16, 8),     (16, 8)),)  # 2.81
+_WEIGHTED_SUM = (_row(Way.COLUMNS,   (17, 8),     (20, 8),     (16, 8),     (16, 8)),)  # 1.13
+_GRADIENT = (_row(Way.COLUMNS,       (36, 16),    (36, 16),    (26, 16),    (27, 20)),)  # 1.28
 # fmt: on
 
 _TABLES = {

@@ -2,8 +2,8 @@
 
 Blocks are powers of two, as stock Triton asks for.
 
-`measured` is a row of the documentation, tokens x sources x width of a list in bf16 on an H200, and the milliseconds of its
-forward and backward together, or of its forward. It is empty where the documentation has none.
+Comments beside rows are of the documentation: tokens x sources x width of a list in bf16 on an H200, and the milliseconds of
+forward and backward together, or of the forward, with that row.
 """
 
 from __future__ import annotations
@@ -42,14 +42,12 @@ class InRegisters(NamedTuple):
         elements: of a token's sources, padded to powers of two, at most.
         per_warp: elements of a warp, at most.
         per_core: programs resident on a multiprocessor, at most.
-        measured: with this policy.
         decided_at: file and line of the row.
     """
 
     elements: int
     per_warp: int
     per_core: int
-    measured: str
     decided_at: str
 
 
@@ -62,7 +60,6 @@ class Loop(NamedTuple):
         per_warp: elements of a warp.
         per_core: programs that the grid has for each multiprocessor, at most. ALL_TILES: a program for each tile.
         stages: tiles under way.
-        measured: with this policy.
         decided_at: file and line of the row.
     """
 
@@ -71,31 +68,6 @@ class Loop(NamedTuple):
     per_warp: int
     per_core: int
     stages: int
-    measured: str
-    decided_at: str
-
-
-class Cooperating(NamedTuple):
-    """Programs that share a token.
-
-    Attributes:
-        sources, tile_bytes, columns: of a program's tile, at most.
-        warps: of a program.
-        per_core: programs resident on a multiprocessor.
-        words: that a program reads for each token, at most.
-        programs: that share the columns of a tile, at most.
-        measured: with this policy.
-        decided_at: file and line of the policy.
-    """
-
-    sources: int
-    tile_bytes: int
-    columns: int
-    warps: int
-    per_core: int
-    words: int
-    programs: int
-    measured: str
     decided_at: str
 
 
@@ -120,10 +92,10 @@ FORWARD_WARP_COLUMNS = 2048  # a warp has no more columns of one source
 # fmt: off
 IN_REGISTERS = (
     # elements  per_warp  per_core
-    InRegisters(4096,   2048,     4, "", here()),
-    InRegisters(8192,   2048,     3, "4096 x 4 x 2048: .0777", here()),
-    InRegisters(16384,  2048,     2, "", here()),
-    InRegisters(32768,  4096,     1, "8192 x 8 x 4096: .458; 4096 x 8 x 2560: .163", here()),
+    InRegisters(4096,   2048,     4, here()),
+    InRegisters(8192,   2048,     3, here()),  # 4096 x 4 x 2048: .0777
+    InRegisters(16384,  2048,     2, here()),
+    InRegisters(32768,  4096,     1, here()),  # 8192 x 8 x 4096: .458; 4096 x 8 x 2560: .163
 )
 # In registers: warps of all programs of a multiprocessor, columns of a warp, columns of a row.
 MAX_CORE_WARPS, WARP_COLUMNS, MAX_COLUMNS = 16, 512, 8192
@@ -132,22 +104,23 @@ MAX_CORE_WARPS, WARP_COLUMNS, MAX_COLUMNS = 16, 512, 8192
 # on an H100 with four warps, .061 with one.
 FORWARD_LOOPS = (
     # columns  sources  per_warp  per_core   stages
-    Loop(2048,   4,       2048,    ALL_TILES, STAGES,     "", here()),
-    Loop(4096,   2,       2048,    ALL_TILES, STAGES,     "8192 x 8 x 4096: .149 forward", here()),
-    Loop(8192,   2,       4096,    ALL_TILES, STAGES,     "4096 x 8 x 7168: .135 forward", here()),
-    Loop(16384,  1,       1024,    1,         STAGES + 1, "2048 x 8 x 16384: .162 forward", here()),
+    Loop(2048,   4,       2048,    ALL_TILES, STAGES, here()),
+    Loop(4096,   2,       2048,    ALL_TILES, STAGES, here()),  # 8192 x 8 x 4096: .149 forward
+    Loop(8192,   2,       4096,    ALL_TILES, STAGES, here()),  # 4096 x 8 x 7168: .135 forward
+    Loop(16384,  1,       1024,    1,         STAGES + 1, here()),  # 2048 x 8 x 16384: .162 forward
 )
 BACKWARD_LOOPS = (
-    Loop(4096,   4,       4096,    2,         STAGES,     "", here()),
-    Loop(8192,   2,       2048,    4,         STAGES,     "", here()),
-    Loop(16384,  1,       1024,    1,         STAGES,     "", here()),
-)
-COOPERATING = Cooperating(
-    sources=8, tile_bytes=16384, columns=4096, warps=4, per_core=3, words=256, programs=16,
-    measured="4096 x 12 x 5120: .469; 4096 x 8 x 7168: .402; 2048 x 8 x 16384: .477; 8192 x 16 x 7168: 1.54",
-    decided_at=here(),
+    Loop(4096,   4,       4096,    2,         STAGES, here()),
+    Loop(8192,   2,       2048,    4,         STAGES, here()),
+    Loop(16384,  1,       1024,    1,         STAGES, here()),
 )
 # fmt: on
+
+# Programs that share a token. 4096 x 12 x 5120: .469; 4096 x 8 x 7168: .402; 2048 x 8 x 16384: .477; 8192 x 16 x 7168: 1.54
+TILE_SOURCES, TILE_BYTES, TILE_COLUMNS = 8, 16384, 4096  # of a program's tile, at most
+COOPERATING_WARPS, COOPERATING_PER_CORE = 4, 3  # of a program; programs resident on a multiprocessor
+MAX_WORDS, MAX_PROGRAMS = 256, 16  # that a program reads for each token; that share the columns of a tile
+COOPERATING_AT = here()
 
 # Turns that words are for. A program publishes token t + 1 only once it has read t of all others: t + 2 may overwrite t.
 TURNS = 2
@@ -315,22 +288,21 @@ def _in_registers(shape: Shape, device: Device) -> CudaTiling | None:
 
 
 def _cooperating(shape: Shape, device: Device) -> CudaTiling | None:
-    """A few sources and columns of a token in registers; None of one program, or past a limit of `COOPERATING`."""
-    policy = COOPERATING
-    tiles = power_of_two(ceil(shape.n_sources / policy.sources))
+    """A few sources and columns of a token in registers; None of one program, or past a limit."""
+    tiles = power_of_two(ceil(shape.n_sources / TILE_SOURCES))
     block_n = power_of_two(ceil(shape.n_sources / tiles))
-    block_d = min(policy.tile_bytes // shape.itemsize // block_n, policy.columns, power_of_two(shape.width))
+    block_d = min(TILE_BYTES // shape.itemsize // block_n, TILE_COLUMNS, power_of_two(shape.width))
     programs_of_a_tile = ceil(shape.width / block_d)
     programs = programs_of_a_tile * tiles
-    if programs == 1 or programs_of_a_tile > policy.programs or block_n * power_of_two(programs) > policy.words:
+    if programs == 1 or programs_of_a_tile > MAX_PROGRAMS or block_n * power_of_two(programs) > MAX_WORDS:
         return None
-    chosen = {"block_d": block_d, "block_n": block_n, "tiles": tiles, "cooperating": programs, "warps": policy.warps}
+    chosen = {"block_d": block_d, "block_n": block_n, "tiles": tiles, "cooperating": programs, "warps": COOPERATING_WARPS}
     elements = power_of_two(shape.n_sources) * power_of_two(shape.width)
     token = f"{shape.n_sources} sources of {shape.width} columns, {elements} elements when both are padded"
     why = f"one program has no registers for a token's {token}; {programs} programs share it"
     for stages in range(STAGES, 1, -1):
         tiling = _tiling(
-            shape, device, Way.COOPERATING, why, policy.decided_at, stages=stages, per_core=policy.per_core, **chosen
+            shape, device, Way.COOPERATING, why, COOPERATING_AT, stages=stages, per_core=COOPERATING_PER_CORE, **chosen
         )
         if tiling.per_core * tiling.shared_bytes <= device.ub_bytes:
             return tiling if programs <= device.vector_cores * tiling.per_core else None
