@@ -290,6 +290,13 @@ def test_four_lines_come_first(chip):
     assert "    why            8 was measured to be faster\n" in without_way and "    way " not in without_way
 
 
+def test_a_launch_without_a_smaller_tile_has_no_line_of_what_it_falls_back_to():
+    x = torch.empty(8, device="meta")
+    text = explain("call", lambda: {"forward": scale(x).numel()}, B4).text
+    first, second = text.partition("2. last_kernel")[::2]
+    assert "falls back to  " in first and "falls back to" not in second
+
+
 def test_a_long_name_does_not_run_into_what_it_is():
     found = explain("call", lambda: {"forward": 1}, B4)
     assert "    TEACHER_SOFTCAP capped" in replace(found, decisions=[("forward", {"TEACHER_SOFTCAP": "capped"})]).text

@@ -550,7 +550,7 @@ def _facts(launches: Sequence[ExplainedLaunch], chip: Device) -> dict[str, str]:
     """Of launches of one kind, for people."""
     memory, first = "shared memory" if chip.kind == "cuda" else "Unified Buffer", launches[0]
     bytes_of = _different(f"{each.memory:,}" for each in launches if each.memory is not None)
-    adding = _different(each.partials_added_by for each in launches)
+    fallbacks = ["; ".join(map(str, each.fallback)) for each in launches]
     return {
         "summary": first.summary,
         "way": _different(each.way for each in launches),
@@ -561,8 +561,8 @@ def _facts(launches: Sequence[ExplainedLaunch], chip: Device) -> dict[str, str]:
         "flags": _assignments([each.flags for each in launches]),
         "options": _assignments([each.options for each in launches]),
         memory: bytes_of and f"{bytes_of} of {chip.ub_bytes:,} bytes",
-        "falls back to": _different("; ".join(map(str, each.fallback)) or "nothing" for each in launches),
-        "partial sums": adding and f"added by {adding}",
+        "falls back to": _different(each or "nothing" for each in fallbacks) if any(fallbacks) else "",
+        "partial sums": (adding := _different(each.partials_added_by for each in launches)) and f"added by {adding}",
     }
 
 
