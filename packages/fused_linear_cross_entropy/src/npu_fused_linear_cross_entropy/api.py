@@ -192,11 +192,8 @@ def loss_of(
     each = None if token_weight is None else checked_token_weight(token_weight, call.x, call.target.shape)
     if counted_tokens is None:
         return _weighted(call, each)
-
-    def of_counted(x: Tensor, target: Tensor, each: Tensor | None) -> LinearCrossEntropyOutput:
-        return _weighted(replaced(call, x=x, target=target), each)
-
-    found: LinearCrossEntropyOutput = of_counted_tokens(of_counted, call.x, call.target, options, counted_tokens, (each,))
+    run = lambda x, target, each: _weighted(replaced(call, x=x, target=target), each)  # noqa: E731
+    found: LinearCrossEntropyOutput = of_counted_tokens(run, call.x, call.target, options, counted_tokens, (each,))
     return found
 
 

@@ -297,22 +297,16 @@ def kept_in_dweight(loss: Loss, statistics: Any, upstream: Upstream) -> None:
     p, steps, options, head, tiling = loss.p, loss.steps, loss.options, loss.head, loss.tiling
     dtype, count, parts = head.x.dtype, head.x.shape[0], tiling.chunks.kept
     memory = _memory_in_dweight(loss)
-
-    def place_of(columns: slice) -> Any:
-        """The memory [N, columns] of a chunk."""
-        of = next(of for of in parts if of.start <= columns.start < of.stop)
-        return part(p, memory[of.start], slice(columns.start - of.start, columns.stop - of.start), 1)
-
     kept: list[tuple[Chunk, Any]] = []  # chunks of exponentials, and k of their rows
     if tiling.way is Way.KEPT_PRODUCT:
-        places = [(columns, place_of(columns)) for columns in tiling.chunks.columns]
+        places = [(columns, _place(loss, memory, columns)) for columns in tiling.chunks.columns]
         multiply = steps.ExponentialProduct(p, head.weight, options)
         k = multiply.statistics(head.x, loss.facts.columns, statistics, places)
         kept = [(loss.chunk(EVERYTHING, columns, place), k) for columns, place in places]
     else:
         k_of_chunks = p.new(Empty((len(tiling.chunks.columns), count), statistics.dtype))
         for i, columns in enumerate(tiling.chunks.columns):
-            chunk, place, k = loss.logits(EVERYTHING, columns), place_of(columns), row(p, k_of_chunks, i)
+            chunk, place, k = loss.logits(EVERYTHING, columns), _place(loss, memory, columns), row(p, k_of_chunks, i)
             steps.exponentials(p, chunk, options, place, statistics, k, merge=columns.start > 0)
             kept.append((chunk._replace(logits=place), k))
     loss.exchange(statistics)
@@ -320,13 +314,7 @@ def kept_in_dweight(loss: Loss, statistics: Any, upstream: Upstream) -> None:
     coefficients = loss.coefficients(EVERYTHING, statistics, upstream)
     final_k = _reachable(loss, kept[-1][1], coefficients)
     v, target_logit, targets = p.new(Empty((count,), statistics.dtype)), row(p, statistics, TARGET), loss.allocate_targets()
-
-    def end_part(of: slice) -> None:
-        """Makes the kept exponentials of a part final."""
-        for chunk, k in kept:
-            if of.start <= chunk.columns.start < of.stop:
-                steps.end_exponentials(p, chunk, options, k, final_k, target_logit, coefficients, v, targets)
-
+    end_part = functools.partial(_end_part, loss, kept, final_k, target_logit, coefficients, v)
     if head.dx is None:
         for of in parts:
             end_part(of)
@@ -352,6 +340,21 @@ def _memory_in_dweight(loss: Loss) -> dict[int, Any]:
         else:  # the last few columns alone
             found[of.start] = p.view(p.new(Empty((count * strides[0],), dtype)), shape, strides)
     return found
+
+
+def _place(loss: Loss, memory: dict[int, Any], columns: slice) -> Any:
+    """The memory [N, columns] of a chunk, in that of its part."""
+    of = next(of for of in loss.tiling.chunks.kept if of.start <= columns.start < of.stop)
+    return part(loss.p, memory[of.start], slice(columns.start - of.start, columns.stop - of.start), 1)
+
+
+def _end_part(
+    loss: Loss, kept: list[tuple[Chunk, Any]], final_k: Any, target_logit: Any, coefficients: Any, v: Any, of: slice
+) -> None:
+    """Makes the kept exponentials of a part final."""
+    for chunk, k in kept:
+        if of.start <= chunk.columns.start < of.stop:
+            loss.steps.end_exponentials(loss.p, chunk, loss.options, k, final_k, target_logit, coefficients, v, loss.targets)
 
 
 def _write_kept_dx(loss: Loss, memory: dict[int, Any], end_part: Any, v: Any, targets: TargetGradients) -> None:
