@@ -107,14 +107,17 @@ class LossOperator:
 
     Attributes:
         forward: the operator.
-        outputs: names of its results that a caller asks for.
+        gradient: the operators of its gradients.
+        outputs: how many results a caller asks for: the first ones.
+        upstream: places of the outputs that may have gradients.
+        saves: whether statistics follow them, for a backward that computes the gradients.
     """
 
     def __init__(
         self, name: str, record: Any, outputs: Sequence[str], module: str, backward: Any, upstream: Sequence[int]
     ) -> None:
-        """`backward`: the record of its gradients; `upstream`: places of the outputs that may have gradients."""
-        self.outputs, self._upstream = len(outputs), upstream
+        """`backward`: the record of its gradients."""
+        self.outputs, self.upstream = len(outputs), upstream
         self.saves = "save_statistics" in record._fields
         self._options = get_type_hints(record)["options"]
         saved = ["statistics"] if self.saves else []
@@ -124,21 +127,18 @@ class LossOperator:
             "backward" if name == "forward" else f"{name}_backward", backward, self.forward, module, "backward"
         )
         self.forward.autograd(self._with_gradient)
-        self._flags = 3 + self.saves
-
-    def upstream(self, gradients: Sequence[Any]) -> list[Any]:
-        return [gradients[place] for place in self._upstream]
+        self._n_asked = 3 + self.saves  # the last arguments: save_statistics, and which gradients
 
     def _with_gradient(self, run: Callable[..., Any], *arguments: Any) -> Any:
         """The operator where autograd may record it. A call that asks for gradients itself is not recorded."""
-        if any(arguments[-self._flags :]):
+        if any(arguments[-self._n_asked :]):
             return LIBRARY.not_differentiable(self.forward.signature.name, run, *arguments)
         if not needs_gradient([arguments[place - 1] for place in self.gradient._places]):
             with torch.no_grad():  # class weights that require a gradient would give plain PyTorch one to record
                 return run(*arguments)
         n = len(self.forward.signature.tensors)
-        *outputs, _ = apply(_Loss, run, *arguments[:n], self._options(*arguments[n : -self._flags]), self)
-        return *outputs, *[None] * (self._flags + 1)
+        *outputs, _ = apply(_Loss, run, *arguments[:n], self._options(*arguments[n : -self._n_asked]), self)
+        return *outputs, *[None] * (self._n_asked + 1)
 
 
 class _Loss(Function):
@@ -163,7 +163,7 @@ class _Loss(Function):
 
     @staticmethod
     def backward(ctx, *upstream):  # type: ignore[no-untyped-def]
-        gradient, given = ctx.operator.gradient, ctx.operator.upstream(upstream)
+        gradient, given = ctx.operator.gradient, [upstream[place] for place in ctx.operator.upstream]
         if all(map(_is_none, given)):
             return (None,) * len(ctx.needs_input_grad)
         if not ctx.has_gradients:
