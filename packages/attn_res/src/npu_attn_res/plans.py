@@ -11,6 +11,7 @@ Where rows do not fit on chip, or more layers than fit on it together, kernels t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -140,24 +141,24 @@ def backward(p: Plan, call: Backward) -> tuple[Any, ...]:
     dh = at_one_stride(p, dh)
     dprefix = None if dprefix_sum is None else at_one_stride(p, call.dprefix)
     h: Any = p.contiguous(call.h) if call.h is not None and reads_h(call.h, p.chip) else None
+    shape = Shape(
+        task=Task.BACKWARD,
+        width=v.width,
+        itemsize=v.dtype.itemsize if prefix is None else widest(dh, v.blocks[0], prefix),
+        row_stride=max(v.s_token, stride_of(dh), stride_of(prefix), stride_of(dprefix)),
+        n_sources=sources_on_chip(call.n_blocks, p.chip),
+        prefix=prefix is not None,
+        fp32_dh=dh.dtype == FP32,
+        by_token=h is None and keeps_by_token(call, v.dtype, p.chip),
+        aligned=v.pointers.aligned and v.gradient_pointers.aligned,
+    )
+    tiling = whole_rows(p, shape)
     # Statistics [tokens, sources] are for the kernel of one row a tile. Where it does not fit, the others get a copy.
-    by_token = h is None and keeps_by_token(call, v.dtype, p.chip)
-    for rows_by_token in (True, False) if by_token else (False,):
-        shape = Shape(
-            task=Task.BACKWARD,
-            width=v.width,
-            itemsize=v.dtype.itemsize if prefix is None else widest(dh, v.blocks[0], prefix),
-            row_stride=max(v.s_token, stride_of(dh), stride_of(prefix), stride_of(dprefix)),
-            n_sources=sources_on_chip(call.n_blocks, p.chip),
-            prefix=prefix is not None,
-            fp32_dh=dh.dtype == FP32,
-            by_token=rows_by_token,
-            aligned=v.pointers.aligned and v.gradient_pointers.aligned,
-        )
-        tiling = whole_rows(p, shape)
-        if tiling is not None:
-            dweights = _backward_of_rows(p, call, tiling, v, dh, h, prefix, dprefix, dprefix_sum)
-            return gradients, dprefix_sum, *dweights, dweight
+    if tiling is None and shape.by_token:
+        tiling = whole_rows(p, replace(shape, by_token=False))
+    if tiling is not None:
+        dweights = _backward_of_rows(p, call, tiling, v, dh, h, prefix, dprefix, dprefix_sum)
+        return gradients, dprefix_sum, *dweights, dweight
     if prefix is not None:
         makes = [*wanted["dblocks"], *(wanted[name] for name in ("dprefix_sum", "dquery", "drms_weight"))]
         *dblocks, dprefix_sum, dquery, dnorm = p.torch(_compute_backward, call, dh, makes=makes)

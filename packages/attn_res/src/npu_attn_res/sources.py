@@ -213,7 +213,7 @@ def _in_tables(p: Plan, sources: Sequence[Slot], gradients: Sequence[Slot | None
     if len(sources) == 1:
         to = Pointers(present[0], None, aligned=False) if present and present[0].numel() else NOWHERE
         return Pointers(sources[0], None, aligned=False), to
-    begin = _begin(len(sources))
+    begin = len(sources) + len(sources) % 2  # of the gradients' table, which Triton takes to be aligned to 16 bytes
     length = begin + len(gradients) if present else len(sources)
     table: Any = p.new(Empty((length + -length % _ENTRIES,), torch.int64))
     entries: list[int | Distance] = [Distance(sources[0], each) for each in sources]
@@ -226,11 +226,6 @@ def _in_tables(p: Plan, sources: Sequence[Slot], gradients: Sequence[Slot | None
     if not present:
         return at, NOWHERE
     return at, Pointers(Reached(present), p.view(table, (table.shape[0] - begin,), (1,), begin), aligned)
-
-
-def _begin(n_sources: int) -> int:
-    """Where the gradients' table begins in both: Triton takes it to be aligned to 16 bytes."""
-    return n_sources + n_sources % 2
 
 
 def _fill(p: Plan, table: Slot, entries: Sequence[int | Distance]) -> None:
