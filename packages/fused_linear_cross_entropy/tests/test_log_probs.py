@@ -224,6 +224,17 @@ def test_the_mean_of_logits_of_minus_infinity_has_the_gradients_that_pytorch_giv
     assert found[0][-1].isinf().all()
 
 
+def test_a_token_with_a_logit_of_infinity_has_no_numbers(device):
+    tensors = log_probs.make((3,), bias=True)
+    tensors["bias"][-1] = torch.inf
+    given, leaves = log_probs.leaves_of(tensors, device.torch)
+    found = linear_log_probs(given.pop("x"), given.pop("weight"), given.pop("target"), **given, **EVERYTHING)
+    for name in ("log_probs", "entropy", "square_sum", "mean_logit"):
+        assert getattr(found, name)[:2].isnan().all(), name  # the third is ignored
+    gradients = torch.autograd.grad(found.mean_logit[:2].sum(), list(leaves.values()))
+    assert all(gradient.isnan().any() for gradient in gradients)
+
+
 @pytest.mark.parametrize("lowest", [400.0, -800.0])
 @pytest.mark.parametrize("mean", [False, True])
 def test_temperatures_of_large_logits_have_gradients_as_exact_as_pytorchs(device, lowest, mean):

@@ -44,6 +44,22 @@ def test_token_scaling_of_ignored_tokens_with_low_logits(device, reduction):
     losses.check(case, losses.run(case, device.torch), roundings=2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("token_weight", [None, torch.ones(3)])
+def test_a_smoothed_loss_whose_class_weights_add_up_to_0_is_pytorchs_nan(device, dtype, token_weight):
+    case = losses.make(3, 32, 123, dtype, class_weight=True)
+    case.class_weight[case.target] = 0.0
+    of_options = {"class_weight": case.class_weight.to(device.torch), "label_smoothing": 0.1}
+    of_options["token_weight"] = None if token_weight is None else token_weight.to(device.torch)
+    x, weight = (losses.leaf(tensor, device.torch) for tensor in (case.x, case.weight))
+    loss = fused_linear_cross_entropy(x, weight, case.target.to(device.torch), **of_options)
+    logits, options = (case.x @ case.weight.t()).float(), {"weight": case.class_weight, "label_smoothing": 0.1}
+    torch.testing.assert_close(
+        loss.detach().cpu(), torch.nn.functional.cross_entropy(logits, case.target, **options), equal_nan=True
+    )
+    assert all(gradient.isnan().all() for gradient in torch.autograd.grad(loss, (x, weight)))
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("frozen", [True, False])
 def test_class_weights_get_no_gradient(frozen, reduction):

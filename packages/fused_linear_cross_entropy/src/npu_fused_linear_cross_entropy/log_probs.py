@@ -58,7 +58,7 @@ def linear_log_probs(
         log_probs = z_y - L    p = exp(z - L)    entropy = L - sum p z    square_sum = sum p^2    mean_logit = sum z / V
 
     All but `top_ids` and `is_top` are differentiable, with respect to a tensor of temperatures too; the backward computes
-    the logits again.
+    the logits again. A token with a logit of infinity has NaN in all of them.
 
     Equal calls give equal bits. The bits of one token depend on how many tokens there are. With `batch_invariant` they do
     not: every product is [chunk_tokens, H] @ [H, V], padded with rows of zeros. On one kind of device, with one release of

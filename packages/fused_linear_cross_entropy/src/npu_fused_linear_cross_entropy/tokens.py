@@ -95,7 +95,7 @@ def divisors(
     total: Tensor | float = 1.0
     if options.reduction == "mean":
         total = weights if class_weight is None else weights * _of_targets(class_weight, target, options).to(weights.dtype)
-        total = total.sum() if divisor is None else divisor.to(weights.device, weights.dtype)
+        total = total.sum().where(total.sum() != 0.0, torch.nan) if divisor is None else divisor.to(weights)
     return torch.where(weights == 0.0, torch.inf, total / weights)
 
 

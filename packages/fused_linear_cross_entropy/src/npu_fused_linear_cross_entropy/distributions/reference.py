@@ -121,7 +121,7 @@ def write_statistics(logits: Tensor, rates: Tensor | None, result: Tensor, optio
     found[SUM] = exponential.sum(1)
     found[DOT] = (exponential * shifted.clamp_min_(torch.finfo(z.dtype).min)).sum(1)
     found[SQUARES] = exponential.square_().sum(1)
-    found[TOTAL] = z.sum(1)
+    found[TOTAL] = z.sum(1) + 0.0 * found[SUM]  # of infinity NaN, as all else
     result.copy_(merged(torch.stack((result, found))) if merge else found)
 
 

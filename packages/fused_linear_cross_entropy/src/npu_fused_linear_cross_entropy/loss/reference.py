@@ -100,7 +100,7 @@ def write_target_facts(
         if divisor is not None:
             of_loss[:2] /= divisor.to(device=target.device, dtype=dtype)  # NaN for nothing of nothing
         else:
-            of_loss[0] = torch.where(count > 0, 1.0 / weighted_count, 0.0)
+            of_loss[0] = torch.where(count > 0, 1.0 / weighted_count.where(weighted_count != 0, torch.nan), 0.0)
             of_loss[1] = torch.where(count > 0, 1.0 / count, 0.0)
     factors[0, :4] = factors[1, :4] = of_loss
     if unfinished is None:

@@ -81,7 +81,7 @@ def store_factors(
             of_loss = some / tl.load(p_divisor).to(tl.float32)  # NaN for nothing of nothing
             of_z_loss = of_loss
         else:
-            of_loss = tl.where(count > 0.0, 1.0 / weighted, 0.0)
+            of_loss = tl.where(count > 0.0, 1.0 / tl.where(weighted != 0.0, weighted, float("nan")), 0.0)
             of_z_loss = tl.where(count > 0.0, 1.0 / tl.maximum(count, 1.0), 0.0)
     b_factors = partial_row(of_loss, of_z_loss, total, count)
     o_lane = tl.arange(0, PARTIAL_WIDTH)
