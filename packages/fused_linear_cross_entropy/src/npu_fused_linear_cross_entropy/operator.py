@@ -181,7 +181,7 @@ def _scaled(
     numbers = [dloss] * len(present)
     if factors is not None:
         numbers = [dloss * factor for gradient, factor in zip(gradients, factors, strict=True) if gradient is not None]
-    once = not keeps_graph()
+    once = not keeps_graph() and all(map(Tensor.is_contiguous, present))  # hooks may give them back otherwise
     if once and not torch.is_grad_enabled() and can_bypass_dispatcher((*present, *numbers)):
         for gradient, number in zip(present, numbers, strict=True):
             SCALE_.run(gradient, number)

@@ -114,7 +114,7 @@ def backward(p: Plan, call: DistributionGradients) -> tuple[Any, ...]:
     drates = p.new(Empty((head.x.shape[0],), call.coefficients.dtype) if call.need_drates else None)
     for tokens in head.tiling.chunks.tokens:
         coefficients = part(p, call.coefficients, tokens, 1)
-        rates, chunk_ids = part(p, call.rates, tokens), part(p, call.ids, tokens)
+        rates, chunk_ids = part(p, p.contiguous(call.rates), tokens), part(p, call.ids, tokens)
         values, dots = None, None
         if chunk_ids is not None:
             given = (part(p, call.log_probs, tokens), part(p, call.did_log_probs, tokens))

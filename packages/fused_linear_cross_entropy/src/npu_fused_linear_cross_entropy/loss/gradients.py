@@ -206,7 +206,7 @@ def scale_(p: Plan, call: Scale) -> tuple[()]:
 
 def scale(p: Plan, call: Scale) -> tuple[Any]:
     """The plan of a gradient times one number, in new memory."""
-    gradient, out = call.gradient, p.new(call.results()["scaled"])
+    gradient, out = p.contiguous(call.gradient), p.new(call.results()["scaled"])
     _scale(p, gradient, reads={"p_values": gradient, "p_factor": call.factor}, writes={"p_out": out})
     return (out,)
 

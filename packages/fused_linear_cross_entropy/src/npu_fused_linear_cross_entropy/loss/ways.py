@@ -49,7 +49,7 @@ def backward(p: Plan, call: Backward) -> tuple[Any, ...]:
     """Three gradients: everything is computed again but the statistics."""
     loss = Loss(p, call, Task.GRADIENTS)
     dloss, dentropy = (each if each is None or each.dim() == 0 else flat(p, each) for each in (call.dloss, call.dentropy))
-    WAYS[loss.tiling.way](loss, call.statistics, Upstream(dloss, dentropy))
+    WAYS[loss.tiling.way](loss, p.contiguous(call.statistics), Upstream(dloss, dentropy))
     return loss.finished()
 
 
