@@ -5,7 +5,11 @@ CASES = (Case("rms_norm", rms_norm, lambda n: ((n, 8), (8,)), definition=formula
 """
 
 from .case import Case, Input, integers, only_at
-from .compilers import test_compiles_to_one_graph_for_any_number_of_tokens, test_exported_programs_can_be_saved
+from .compilers import (
+    test_a_backward_is_compiled_by_itself,
+    test_compiles_to_one_graph_for_any_number_of_tokens,
+    test_exported_programs_can_be_saved,
+)
 from .derivatives import (
     test_a_tangent_is_refused_by_name,
     test_forward_mode_is_that_of_the_definition,
@@ -41,6 +45,7 @@ __all__ = [
     "Wide",
     "integers",
     "only_at",
+    "test_a_backward_is_compiled_by_itself",
     "test_a_tangent_is_refused_by_name",
     "test_a_tensor_that_is_not_dense_is_refused",
     "test_activation_checkpointing",

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._dynamo.testing
+from torch._dynamo import compiled_autograd
 from torch.utils._pytree import tree_map
 
-from .case import DEVICES, Case, asked, close, of_function, only_at
+from .case import DEVICES, Case, asked, close, dense, of_function, of_gradient, only_at
 
 if TYPE_CHECKING:
     from npu_offline.plugin import Place
@@ -39,6 +40,18 @@ def test_compiles_to_one_graph_for_any_number_of_tokens(npu_place: Place, case: 
     for tokens in (3, 17) if any(dim is not None for dim in dims) else (3,):
         close(results(compiled, tokens), results(layer, tokens))
     assert counter.frame_count == 1
+
+
+@only_at("cpu")
+@asked(of_gradient)
+def test_a_backward_is_compiled_by_itself(npu_place: Place, case: Case) -> None:
+    """Of a call that was not compiled, as compiled autograd does."""
+    call = case.draw(npu_place.torch)
+    leaves = call.leaves()
+    value, expected = call.scalar(*leaves), call.gradients(call.leaves())
+    with compiled_autograd._enable(torch.compile(backend="aot_eager")):
+        value.backward()
+    close([dense(leaf.grad) for leaf in leaves if leaf.grad is not None], expected)
 
 
 @only_at(*DEVICES)

@@ -120,7 +120,7 @@ class _AttnRes(Function):
                 raise RuntimeError(
                     "prefix was written to again after in_place=True and must keep its values until the backward."
                 )
-            if ctx.read is not None:
+            if ctx.read is not None and not torch.compiler.is_compiling():  # its tensors have no versions
                 ctx.read.check()
             h, query, rms_weight, output_rms_weight, score, rstd, lse, norm_rstd, device_count, prefix, *blocks = (
                 ctx.saved_tensors

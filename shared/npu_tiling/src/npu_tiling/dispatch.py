@@ -51,9 +51,15 @@ _has_kernel: Callable[[str, str], bool] = _private("_C._dispatch_has_kernel_for_
 current_cuda_device: Callable[[], int] = _private("_C._cuda_getDevice", torch.cuda.current_device)
 """What `torch.cuda.current_device` asks once CUDA is initialised, which it is where a tensor lies on it."""
 
-# An operator's autograd kernel runs at one level of torch.func's transforms, which the dispatcher has already chosen: this
-# is the Function for that, where torch.autograd.Function would start over at the outermost level.
-Function = torch.autograd.function._SingleLevelFunction
+
+class Function(torch.autograd.function._SingleLevelFunction):
+    """For an operator's autograd kernel, which runs at the one level of torch.func's transforms that the dispatcher chose.
+
+    torch.autograd.Function would start over at the outermost level.
+    """
+
+    _compiled_autograd_key = _private("autograd.Function._compiled_autograd_key", None)
+
 
 # Whether a tensor stands for several upstream gradients, those of `torch.autograd.grad(..., is_grads_batched=True)`.
 is_batched: Callable[[Tensor], bool] = _private("_C._functorch.is_legacy_batchedtensor", lambda tensor: True)
