@@ -1,5 +1,6 @@
 """`patch` without transformers: what is left alone and why. What it does is tested with transformers, in tests/."""
 
+import contextlib
 import copy
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -328,6 +329,37 @@ class WrapperForCausalLM(nn.Module):
 def test_the_model_inside_a_wrapper_of_its_name_is_known():
     report = patch(WrapperForCausalLM(model()))
     assert [each.name for each in report.replaced] == ["inner"] and not report.left
+
+
+@contextlib.contextmanager
+def default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+SET = {
+    "bf16": lambda: default_dtype(torch.bfloat16),
+    "fp64": lambda: default_dtype(torch.float64),
+    "device": lambda: torch.device("meta"),
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("what", SET)
+@pytest.mark.parametrize("logits_of", [capped, lambda self, x: self.lm_head(x).square()])
+def test_what_a_program_has_set_changes_no_patch(what, logits_of):
+    expected = patch(model(logits_of=logits_of))
+    ours = model(logits_of=logits_of)
+    with SET[what]():
+        before = torch.empty(0).dtype, torch.empty(0).device
+        report = patch(ours)
+        assert (torch.empty(0).dtype, torch.empty(0).device) == before
+    assert (report.replaced, report.left) == (expected.replaced, expected.left)
 
 
 def test_other_modules_are_none_of_its_business():

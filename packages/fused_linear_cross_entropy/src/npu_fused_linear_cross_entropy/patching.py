@@ -28,6 +28,7 @@ from npu_tiling.models import (
     other_kind,
     stands_for,
     swap_classes,
+    undisturbed,
     with_signature_of,
 )
 from torch import Tensor, nn
@@ -105,20 +106,21 @@ def _recognise(module: nn.Module, options: _Options) -> Replacement | str | None
         return f"{_UNKNOWN}: it has no output embeddings of its own"
     if reason := _other_head(head, name):
         return reason
-    probe = _Probe(module, name)
-    made: _Logits | str
-    if reason := _other_loss(known, module.loss_function):
-        made = reason
-    elif not isinstance(own, property):
-        made = f"{_UNKNOWN}: its loss_function is no property, as transformers has it"
-    elif isinstance(made := probe.logits(), str):
-        made = f"{_UNKNOWN}: {made}"
-    elif options.evaluation and _Probe(module, name, training=False).logits() != made:
-        made = f"{_UNKNOWN}: it changes its logits otherwise in evaluation"
-    if isinstance(made, str):
-        if not probe.calls_cross_entropy():
-            return made
-        made = _Logits(name, 1.0, None, in_forward=True)
+    with undisturbed():
+        probe = _Probe(module, name)
+        made: _Logits | str
+        if reason := _other_loss(known, module.loss_function):
+            made = reason
+        elif not isinstance(own, property):
+            made = f"{_UNKNOWN}: its loss_function is no property, as transformers has it"
+        elif isinstance(made := probe.logits(), str):
+            made = f"{_UNKNOWN}: {made}"
+        elif options.evaluation and _Probe(module, name, training=False).logits() != made:
+            made = f"{_UNKNOWN}: it changes its logits otherwise in evaluation"
+        if isinstance(made, str):
+            if not probe.calls_cross_entropy():
+                return made
+            made = _Logits(name, 1.0, None, in_forward=True)
     logits = "" if options.keep_logits else "; logits are None then, with keep_logits=True they are kept"
     ours = "fused_linear_cross_entropy" if made.in_forward else "causal_lm_loss"
     return Replacement(

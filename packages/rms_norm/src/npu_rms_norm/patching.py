@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +17,6 @@ from typing import Any, NamedTuple
 
 import torch
 from npu_tiling.calls import statistics_dtype
-from npu_tiling.chips import plain_pytorch
 from npu_tiling.dispatch import as_constant
 from npu_tiling.models import (
     Derived,
@@ -30,6 +28,7 @@ from npu_tiling.models import (
     replaced_forward,
     stands_for,
     swap_classes,
+    undisturbed,
     with_signature_of,
 )
 from torch import Tensor, nn
@@ -274,17 +273,7 @@ def recognised(norm: nn.Module) -> Formula | str:
     except TypeError:
         return "no RMSNorm that is known: its attributes are more than numbers and names"
     if key not in _recognised:
-        plain = torch.autocast("cpu", enabled=False)
-        with (
-            plain_pytorch(),
-            torch.device("cpu"),
-            torch.random.fork_rng(devices=[]),
-            torch.inference_mode(False),
-            torch.enable_grad(),
-            plain,
-            warnings.catch_warnings(),
-        ):
-            warnings.simplefilter("ignore")
+        with undisturbed():
             _recognised[key] = _Probe(norm, next(iter(tensors), None), widths[0], settings).formula()
     return _recognised[key]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import functools
 import inspect
@@ -9,7 +10,7 @@ import re
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType, NoneType
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from .chips import plain_pytorch
 from .dispatch import as_constant, dispatch_modes, function_modes, global_hooks, is_of_pytorch, is_torchscript
 
 
@@ -174,6 +176,20 @@ def swap_classes(model: nn.Module, package: str, recognise: Callable[[nn.Module]
         _watched[id(module)] = _Watched(package, name, before.__name__, fallbacks)
         weakref.finalize(module, _watched.pop, id(module), None)
     return Patch(package, tuple(replaced), tuple(left), tuple(swaps), fallbacks)
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Runs a block on a CPU in fp32 with gradients, whatever defaults, modes and autocast a program has set."""
+    plain, dtype = torch.autocast("cpu", enabled=False), torch.get_default_dtype()
+    with plain_pytorch(), torch.device("cpu"), torch.random.fork_rng(devices=[]), torch.inference_mode(False), plain:
+        torch.set_default_dtype(torch.float32)
+        try:
+            with torch.enable_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        finally:
+            torch.set_default_dtype(dtype)
 
 
 def obstacle(module: nn.Module) -> str | None:
