@@ -2,11 +2,11 @@
 
 import torch
 from npu_fused_linear_cross_entropy import FusedLinearCrossEntropyLoss as Loss
+from npu_fused_linear_cross_entropy import Teacher, patch
 from npu_fused_linear_cross_entropy import causal_lm_loss as causal
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy as loss
 from npu_fused_linear_cross_entropy import linear_distillation_loss as distillation
 from npu_fused_linear_cross_entropy import linear_log_probs as log_probs
-from npu_fused_linear_cross_entropy import patch
 
 from testing.operators import *  # noqa: F403
 from testing.operators import Wide
@@ -88,6 +88,9 @@ REFUSED = {
         "num_items_in_batch is -2 and must be at least 0": lambda: causal(X, W, Y, num_items_in_batch=-2),
         "logit_scale is inf and must be finite": lambda: loss(X, W, Y, logit_scale=float("inf")),
         "softcap is 0.0 and must be above 0": lambda: loss(X, W, Y, softcap=0.0),
+        "softcap is 10001.0 and must be at most 10000": lambda: loss(X, W, Y, softcap=10001),
+        "softcap is 30000.0 and must be at most 20000": lambda: log_probs(X, W, Y, softcap=3e4, logit_scale=-2),
+        "teacher.softcap is 1000000000.0": lambda: distillation(X, W, teacher=Teacher(X, W, softcap=1e9)),
         "chunk_tokens is 0 and must be a whole number": lambda: loss(X, W, Y, chunk_tokens=0),
         "memory_budget is 1.5": lambda: loss(X, W, Y, memory_budget=1.5),
         "must be left out where process_group is": lambda: Loss(vocab_range=(0, 11))(X, W, Y),

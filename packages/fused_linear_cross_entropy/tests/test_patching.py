@@ -258,6 +258,7 @@ def test_what_the_model_adds_to_its_loss_is_added():
         (lambda: model(logits_of=lambda self, x: self.lm_head(x) + 1), "more than a factor and a softcap"),
         (lambda: model(logits_of=lambda self, x: self.lm_head(x).clamp(max=100)), "more than a factor and a softcap"),
         (lambda: model(logits_of=lambda self, x: -self.lm_head(x)), "more than a factor and a softcap"),
+        (lambda: model(logits_of=lambda self, x: 5e4 * torch.tanh(self.lm_head(x) / 5e4)), "its softcap is 50000"),
         (lambda: model(logits_of=lambda self, x: self.lm_head(x)[..., :-1]), "the shape of its logits"),
         (lambda: model(logits_of=lambda self, x: self.lm_head(x) + self.lm_head(x)), "once each"),
         (lambda: model(logits_of=lambda self, x: x @ self.lm_head.weight.t()), "once each"),

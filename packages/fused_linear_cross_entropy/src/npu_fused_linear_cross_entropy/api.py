@@ -89,7 +89,7 @@ def fused_linear_cross_entropy(
         reduction: "mean", "sum" or "none".
         label_smoothing: from 0 to 1.
         lse_square_scale: factor of the z-loss, lse_square_scale L^2, which is added to the loss.
-        softcap: c, for logits c tanh(t / c); None for no cap.
+        softcap: c, up to 10000 max(1, |logit_scale|), for logits c tanh(t / c); None for no cap.
         logit_scale: factor of the logits: 1 / temperature.
         token_scaling: multiply each row's loss, z-loss included, by its probability of the target, as a constant.
         return_z_loss: also return the z-loss, reduced as the loss is.

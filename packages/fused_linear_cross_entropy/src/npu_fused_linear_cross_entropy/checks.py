@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 _Checked = TypeVar("_Checked", Options, DistillationOptions)
 _PLACES = 2**24  # columns up to which fp32 counts
+HIGHEST_CAP = 1e4  # kernels make tanh of exponentials: logits are off by 6e-8 times their cap
 _MOST_CHECKED = 1024
 _checked: dict[Hashable, Any] = {}
 # Options that are numbers, with their limits, and those that are one of a few words.
@@ -138,6 +139,11 @@ def check_values(options: Any) -> Any:
         for name, limits in _NUMBERS.items()
         if name in given
     }
+    for of in ("", "teacher_"):
+        cap, most = changed.get(f"{of}softcap"), HIGHEST_CAP * max(1.0, abs(changed.get(f"{of}logit_scale", 1.0)))
+        if cap is not None and cap > most:
+            name = f"{of.replace('_', '.')}softcap"
+            raise ValueError(f"{name} is {cap} and must be at most {most:g}, above which tanh loses digits; None is no cap.")
     if changed.get("beta", 0) >= 1:
         raise ValueError(f"beta is {given['beta']} and must be above 0 and below 1.")
     if options.accum_dtype is not None and not isinstance(options.accum_dtype, torch.dtype):

@@ -80,7 +80,7 @@ def linear_log_probs(
             log-probabilities of a token whose own number is not above 0 are NaN: nothing waits for a device to raise an
             error. Tokens that do not count may have any.
         ignore_index: all outputs of tokens with this target are 0, and have no gradient; their top_ids are -1.
-        softcap: c, for logits c tanh(t / c) / temperature; None for no cap.
+        softcap: c, up to 10000 max(1, |logit_scale|), for logits c tanh(t / c) / temperature; None for no cap.
         return_entropy, return_square_sum, return_mean_logit, return_is_top: return these too.
         batch_invariant: as above. Costs a copy of x, and the time of at least `chunk_tokens` tokens, 512 by default.
         vocab_parts: with `batch_invariant`, P equal parts of the whole vocabulary, P a multiple of the number of ranks.

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from .api import causal_lm_loss, fused_linear_cross_entropy
 from .call import Options
-from .checks import check_values
+from .checks import HIGHEST_CAP, check_values
 
 _LOSS = "ForCausalLMLoss"
 
@@ -187,6 +187,8 @@ class _Probe:
         expected = scaled if softcap is None else softcap * torch.tanh(scaled / softcap)
         if scale <= 0 or not torch.allclose(passed[0].float(), expected.expand(_TOKENS, -1), rtol=1e-5, atol=1e-6 * scale):
             return "it changes its logits by more than a factor and a softcap"
+        if softcap is not None and softcap > HIGHEST_CAP * max(1.0, scale):
+            return f"its softcap is {softcap:g}, which is above what the loss takes"
         return _Logits(self._name, float(f"{scale:.6g}"), softcap)  # fp32 has rounded it
 
     def _passed(self, values: Tensor) -> Tensor | str:
