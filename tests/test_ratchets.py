@@ -15,10 +15,10 @@ from tools.workspace import ROOT, read_packages
 # Of the sources of a package: files, lines, and of an operator the share of its lines that is device code, in hundredths.
 MOST = {
     "npu_tiling": (20, 5883, 0),
-    "rms_norm": (23, 5101, 18),
-    "embedding": (22, 5506, 28),
-    "attn_res": (29, 6992, 21),
-    "fused_linear_cross_entropy": (41, 10425, 16),
+    "rms_norm": (23, 5102, 18),
+    "embedding": (22, 5507, 28),
+    "attn_res": (29, 6993, 21),
+    "fused_linear_cross_entropy": (41, 10426, 16),
 }
 MOST_PARAMETERS = 35  # of a kernel, or of a function that kernels call
 WANTED_PARAMETERS, MOST_ABOVE = 26, 18  # how many functions have more

@@ -41,6 +41,7 @@ NAMES = {
 """What sizes and flags of the kernels are."""
 
 
+@torch.inference_mode(False)
 def explain(
     *,
     tokens: int,
