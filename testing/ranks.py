@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,11 +22,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from . import forks
+
 PLACES = ("cpu", "emulated", "cuda")
 _RANK, _COUNT, _STORE = "RANK", "WORLD_SIZE", "RANKS_STORE"
 _FIRST = "first"  # in the folder of the store: the rank whose block raised first
 _POLL = 0.05  # seconds
-_ROOT = Path(__file__).parents[1]
 _SHOWN = 3000  # characters of what a rank said
 
 
@@ -80,17 +80,14 @@ def run(worker: Path, count: int, *arguments: str, timeout: float = 300.0) -> li
         files = [(Path(folder, f"{rank}.out"), Path(folder, f"{rank}.err")) for rank in range(count)]
         with contextlib.ExitStack() as stack:
             processes = []
-            path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))  # this module, for the file
             for rank, (out, error) in enumerate(files):
-                known = {_RANK: str(rank), _COUNT: str(count), _STORE: str(Path(folder, "store")), "PYTHONPATH": path}
-                # Ranks that wait for each other must leave the cores to those that work.
-                # Torch is not to load what it finds of a device of another maker, with all that this imports.
-                environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **known}
-                process = subprocess.Popen(
-                    [sys.executable, str(worker), *arguments],
-                    stdout=stack.enter_context(out.open("w")),
-                    stderr=stack.enter_context(error.open("w")),
-                    env=environment,
+                known = {_RANK: str(rank), _COUNT: str(count), _STORE: str(Path(folder, "store"))}
+                process = forks.start(
+                    [worker, *arguments],
+                    stack.enter_context(out.open("w")),
+                    stack.enter_context(error.open("w")),
+                    environment={**os.environ, **known},
+                    number=rank % 2,  # what differs between ranks where each is a Python of its own differs here
                 )
                 stack.callback(_end, process)
                 processes.append(process)
@@ -105,7 +102,7 @@ def run(worker: Path, count: int, *arguments: str, timeout: float = 300.0) -> li
         raise RuntimeError(f"rank {rank} of {count} {why}:\n{''.join(said[rank])[-_SHOWN:]}")
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], deadline: float) -> tuple[int, str] | None:
+def _wait(processes: list[forks.Fork], deadline: float) -> tuple[int, str] | None:
     """The first rank that did not end well, and how; None if all did."""
     while True:
         codes = [process.poll() for process in processes]
@@ -119,7 +116,7 @@ def _wait(processes: list[subprocess.Popen[bytes]], deadline: float) -> tuple[in
         time.sleep(_POLL)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: forks.Fork) -> None:
     if process.poll() is None:
         process.kill()
         process.wait()

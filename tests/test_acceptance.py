@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import npu_bench.cli
 import pytest
 from npu_offline.plugin import why_not
 
+from testing import forks
 from tools.acceptance import predictions, report, steps, tiles
 from tools.acceptance.__main__ import main
 from tools.workspace import ROOT
@@ -69,8 +69,7 @@ def test_stand_in_is_described_tested_compiled_for_and_reported(tmp_path):
     tests = tmp_path / "test_two.py"
     tests.write_text(TESTS)
     asked = ["--packages", "rms_norm", "--steps", "tests", "tiles", "--tests", str(tests), "--calls", "bfloat16 123"]
-    command = [sys.executable, "-c", STAND_IN, *asked, "--output", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = forks.run("-c", STAND_IN, *asked, "--output", tmp_path, folder=ROOT)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "1 tests failed" in done.stdout
     found = json.loads((tmp_path / "report.json").read_text())

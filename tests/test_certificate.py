@@ -2,12 +2,13 @@
 
 import json
 import re
-import subprocess
 import sys
 
 import pytest
 from npu_offline import VERSIONS
 from npu_offline.cli import main
+
+from testing import forks
 
 pytestmark = pytest.mark.compilers
 
@@ -93,8 +94,7 @@ for _ in range(2):
 def certificate(folder, *words):
     """The exit status, the JSON file, the page and the output: in a process of its own, as PyTorch keeps a device's name."""
     code = "import sys; from npu_offline.cli import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, "model", "--output", str(folder / "out"), *words]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = forks.run("-c", code, "model", "--output", folder / "out", *words)
     written = folder / "out" / "certificate.json"
     assert written.exists(), done.stdout + done.stderr
     return done.returncode, json.loads(written.read_text()), (folder / "out" / "index.html").read_text(), done.stdout

@@ -1,11 +1,10 @@
 """Operators in a release of PyTorch without the private names that have another way round: results stay the same."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from npu_tiling import dispatch
+
+from testing import forks
 
 CALLS = """
 import hashlib, importlib.util, sys
@@ -58,10 +57,7 @@ print("vmap", torch.func.vmap(torch.func.grad(lambda row: rms_norm(row, weight).
 
 @pytest.fixture(scope="module")
 def found():
-    done = [
-        subprocess.run([sys.executable, "-c", CALLS, *how], capture_output=True, text=True, check=False)
-        for how in ([], ["without"])
-    ]
+    done = [forks.run("-c", CALLS, *how) for how in ([], ["without"])]
     return [each.stdout + each.stderr for each in done]
 
 

@@ -4,18 +4,17 @@ The interpreter runs whichever Triton is installed, stock Triton or triton-ascen
 """
 
 import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from testing import forks
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton's interpreter")
 def test_kernels_of_cuda_compute_the_definition():
     worker = Path(__file__).with_name("cuda_worker.py")
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, worker], env=environment, capture_output=True, text=True, timeout=900)
+    done = forks.run(worker, environment={**os.environ, "TRITON_INTERPRET": "1"}, timeout=900)
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-2000:]

@@ -1,12 +1,12 @@
 """Commands on one kernel of a file that knows nothing of this package: `FILE::KERNEL NAME=VALUE ... --grid X`."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from npu_offline.check import files
 from user_kernels import DOUBLE, KERNELS, NEWEST, SOFTMAX, run
+
+from testing import forks
 
 
 def test_a_right_kernel_computes_what_pytorch_does_at_every_level(file, capsys):
@@ -135,7 +135,7 @@ def test_autotuned_kernels_can_be_imported_before_anything_is_emulated(tmp_path)
     path = tmp_path / "kernels.py"
     calls = "with emulate():\n    on_chip()\non_chip()"
     path.write_text("from npu_offline import emulate\n" + KERNELS.replace("import torch_npu", "").replace("NEWEST", calls))
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True)
+    done = forks.run(path)
     assert "launch kernels inside `with npu_offline.emulate():`" in done.stderr
     assert done.stderr.rstrip().count("on_chip()") == 1, done.stderr  # the second call
 

@@ -15,6 +15,8 @@ from npu_offline.check.recorded import watched
 from npu_offline.cli import main
 from sample_kernels import cast
 
+from testing import forks
+
 
 @triton.jit
 def cast_to(x, y, TO: tl.constexpr, KIND: tl.constexpr, N: tl.constexpr):
@@ -22,6 +24,7 @@ def cast_to(x, y, TO: tl.constexpr, KIND: tl.constexpr, N: tl.constexpr):
     tl.store(y + o, tl.load(x + o).to(TO))
 
 
+COMMAND = ["-c", "import sys; from npu_offline.cli import main; sys.exit(main(sys.argv[1:]))", "run"]
 PROGRAM = """
 import sys
 
@@ -84,18 +87,20 @@ def run(tmp_path):
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
 
-    def run(*words, options=()):
-        code = "import sys; from npu_offline.cli import main; sys.exit(main(sys.argv[1:]))"
-        command = [sys.executable, "-c", code, "run", *options, "--", "python", str(path), *words]
-        done = subprocess.run(command, capture_output=True, text=True)
+    def run(*words, options=(), start=forks.run):
+        done = start(*COMMAND, *options, "--", "python", str(path), *words)
         return done.returncode, " ".join((done.stdout + done.stderr).replace("│", " ").split())
 
     return run
 
 
-@pytest.mark.parametrize("device", ["npu:0", "cuda"])
-def test_a_program_for_an_npu_runs_and_its_launches_are_listed(run, device):
-    status, said = run(device, "masked", "0")
+def python(*command):
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(("device", "start"), [("npu:0", python), ("cuda", forks.run)])
+def test_a_program_for_an_npu_runs_and_its_launches_are_listed(run, device, start):
+    status, said = run(device, "masked", "0", start=start)
     assert "equal True" in said
     row = r"0 double BLOCK=64, MASKED=True, \*fp32 2 4 short-transfer \d\.\d no finding"
     assert re.search(row, said), said
@@ -111,9 +116,7 @@ model = torch.nn.Sequential(torch.nn.RMSNorm(64, eps=1e-6)).to("npu")
 print(npu_rms_norm.patch(model))
 model(torch.randn(4, 64, device="npu")).sum().backward()
 """)
-    code = "import sys; from npu_offline.cli import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, "run", "--linalg-only", "--", "python", str(program)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = forks.run(*COMMAND, "--linalg-only", "--", "python", program)
     assert "1 module replaced, 0 left" in done.stdout, done.stdout + done.stderr
     assert "3 launches, 0 with findings" in done.stdout
 
@@ -261,9 +264,7 @@ def test_a_program_for_cuda_finds_its_device_and_a_library_that_knows_both_does_
         "import torch\ndef takes_cuda(x):  # or an NPU\n    return torch.cuda.is_available() or x.is_cuda\n"
     )
     (tmp_path / "program.py").write_text(f"import sys\nimport which\n{FOR_CUDA}")
-    code = "import sys; from npu_offline.cli import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, "run", "--", "python", str(tmp_path / "program.py"), word]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = forks.run(*COMMAND, "--", "python", tmp_path / "program.py", word)
     said = " ".join((done.stdout + done.stderr).split())
     assert ("stopped: torch.cuda.current_blas_handle is not emulated" in said) == bool(word), said
     assert word or "stopped" not in said, said
