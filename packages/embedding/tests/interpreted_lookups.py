@@ -15,6 +15,8 @@ from npu_embedding.lookup.cuda_sort import GROUP, SEARCHED, Stage
 from npu_embedding.rows import Way
 from triton.runtime import interpreter
 
+from testing.interpreter import mend
+
 GPU = npu_tiling.Device("a GPU", "cuda", "sm_90", vector_cores=1, cube_cores=1, ub_bytes=232448, ub_align=16)
 KERNEL_OF = {
     Way.SEARCHED: "sum_searched_kernel",
@@ -78,16 +80,10 @@ CASES["outside"].indices[1::3] = OUTSIDE
 
 
 def mend_interpreter() -> None:
-    """Triton 3.2 makes a number of an array of one element by int(), which NumPy 2.4 refuses, and sums int32 in int64."""
-    patch = interpreter._patch_lang_tensor
+    """Triton 3.2 sums int32 in int64."""
+    mend()
     reduction = interpreter.ReduceOps
     to_tensor = reduction.to_tensor
-
-    def patched(tensor: type, *others: object) -> None:
-        patch(tensor, *others)
-        tensor.__index__ = lambda self: self.handle.data.item()
-
-    interpreter._patch_lang_tensor = patched
     reduction.to_tensor = lambda self, sums, dtype: to_tensor(self, sums.astype(interpreter._get_np_dtype(dtype)), dtype)
     # triton-ascend has a sort of its own, which its interpreter lacks.
     interpreter.InterpreterBuilder.create_sort = lambda self, keys, axis, descending: interpreter.TensorHandle(

@@ -18,7 +18,8 @@ from npu_rms_norm import (
 from npu_tiling import Kernels
 from npu_tiling import device as rounding
 from torch import Tensor
-from triton.runtime import interpreter
+
+from testing.interpreter import mend
 
 H200 = npu_tiling.Device("H200", "cuda", "sm_90", 3, 3, 232448, max_grid=2**31 - 1)
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -27,12 +28,8 @@ launched: set[str] = set()
 
 
 def mend_interpreter() -> None:
-    """It has no inline assembly, casts of Ascend alone where triton-ascend is installed, and no int() with NumPy 2.4."""
-    patch = interpreter._patch_lang_tensor
-
-    def patched(tensor: type, *others: object) -> None:
-        patch(tensor, *others)
-        tensor.__index__ = lambda self: self.handle.data.item()
+    """It has no inline assembly, and casts of Ascend alone where triton-ascend is installed."""
+    mend()
 
     def without_assembly(self, module, kernel, decision, grid, tensors, scalars):
         constants = decision.constants
@@ -40,7 +37,7 @@ def mend_interpreter() -> None:
         launched.add(f"{kernel} {constants.get('ORDER', '')} {chunks}".strip())
         self._import(module, kernel)[(grid,)](*tensors, *scalars, **constants)
 
-    interpreter._patch_lang_tensor, Kernels.launch = patched, without_assembly
+    Kernels.launch = without_assembly
     rounding.ASCEND, formula.ASCEND = tl.constexpr(True), tl.constexpr(False)
 
 
