@@ -2,11 +2,13 @@
 
 import re
 import sys
+import sysconfig
 
 import npu_tiling
 import pytest
 from npu_offline.check import execution, load_calls, verdicts
 from npu_offline.cli import main
+from npu_offline.execute import native
 
 CALLS = """
 import sys
@@ -40,7 +42,13 @@ OPERATOR = "import torch\n\n\ndef input_of(rows, width):\n    return torch.empty
 
 
 @pytest.fixture
-def package(tmp_path, empty_cache, monkeypatch):
+def runtime():
+    return native.runtime_path().parent
+
+
+@pytest.fixture
+def package(tmp_path, runtime, empty_cache, monkeypatch):
+    (empty_cache / "runtime").symlink_to(runtime)  # to build takes five seconds
     (tmp_path / "package" / "tests").mkdir(parents=True)
     (tmp_path / "beside").mkdir()
     (tmp_path / "beside" / "own_operator.py").write_text(OPERATOR)
@@ -111,6 +119,14 @@ def test_another_compiler_machine_environment_or_seed_is_another_verdict(package
         changed.setattr(verdicts, "SEED", 1)
         assert not execute(package).kept
     assert execute(package).kept
+
+
+def test_a_key_has_the_code_that_is_loaded_and_reads_no_file_of_a_distribution(package):
+    execute(package)
+    loaded = {path for _, path in verdicts._loaded(package)}
+    files = [package / "tests" / "ascend_calls.py", package.parent / "beside" / "own_operator.py", npu_tiling.__file__]
+    assert {str(file) for file in files} <= loaded
+    assert not [path for path in loaded if path.startswith(sysconfig.get_path("purelib"))]
 
 
 def test_all_code_that_executes_a_call_is_part_of_the_key():

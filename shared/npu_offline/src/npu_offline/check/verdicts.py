@@ -162,8 +162,8 @@ def _code_digest(package: Path) -> str:
     """A digest of a package's code, of the code it has loaded, and of every installed distribution."""
     digest = hashlib.sha256(_installed_digest().encode())
     file, _, _ = str(package).partition("::")
-    for root, path in sorted(_loaded(Path(file).resolve()), key=lambda pair: str(pair[1].relative_to(pair[0]))):
-        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    for name, path in sorted(_loaded(Path(file).resolve())):
+        digest.update(name.encode() + b"\0" + Path(path).read_bytes() + b"\0")
     return digest.hexdigest()
 
 
@@ -174,24 +174,45 @@ def _installed_digest() -> str:
     return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()
 
 
-def _loaded(package: Path) -> set[tuple[Path, Path]]:
+def _loaded(package: Path) -> set[tuple[str, str]]:
     """The Python files of a package, and of loaded modules outside of the interpreter's folders.
 
-    Each comes with the folder that its name is taken relative to, so that the key does not depend on where the code lies.
+    Each has a name before its path, so that the key does not depend on where the code lies.
     """
-    whole = package.is_dir()
-    found = {(package, path) for path in package.rglob("*.py")} if whole else {(package.parent, package)}
-    known = [Path(folder).resolve() for folder in (*map(sysconfig.get_path, _INTERPRETER), site.getusersitepackages())]
+    found = _python_files(package, package) if package.is_dir() else {(package.name, str(package))}
+    packages = set()
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if not file or name == "__main__" or name.partition(".")[0] == __name__.partition(".")[0]:
             continue
-        path = Path(os.path.realpath(file))
-        if path.suffix != ".py" or any(path.is_relative_to(folder) for folder in known):
+        if (path := _outside_the_interpreter(file)) is None:
             continue
-        top = Path(os.path.realpath(getattr(sys.modules.get(name.partition(".")[0]), "__file__", None) or file))
-        if top.name == "__init__.py":
-            found |= {(top.parent.parent, other) for other in top.parent.rglob("*.py")}
+        folder, top = os.path.split(_real(getattr(sys.modules.get(name.partition(".")[0]), "__file__", None) or file))
+        if top == "__init__.py":
+            packages.add(folder)
         else:
-            found.add((path.parent, path))
-    return found
+            found.add((os.path.basename(path), path))
+    return found.union(*(_python_files(Path(folder), Path(folder).parent) for folder in packages))
+
+
+def _python_files(folder: Path, root: Path) -> set[tuple[str, str]]:
+    """The Python files in a folder, each with its path from another one before it."""
+    start = len(str(root)) + 1
+    return {(path[start:], path) for path in map(str, folder.rglob("*.py"))}
+
+
+@functools.cache  # there are thousands of modules, and a digest for each call
+def _outside_the_interpreter(file: str) -> str | None:
+    """The real path of a module's Python file, None if there is none, or it is in one of the interpreter's folders.
+
+    PyTorch says that `torch.ops` is in "_ops.py", in whichever folder.
+    """
+    path = Path(_real(file))
+    known = [_real(folder) for folder in (*map(sysconfig.get_path, _INTERPRETER), site.getusersitepackages())]
+    inside = any(path.is_relative_to(folder) for folder in known)
+    return str(path) if path.suffix == ".py" and path.is_file() and not inside else None
+
+
+@functools.cache
+def _real(file: str) -> str:
+    return os.path.realpath(file)
