@@ -30,6 +30,16 @@ def poisoned() -> Iterator[None]:
         torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
 
 
+def untouched(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory that nobody has written, `poisoned` neither: of 4 GiB those pages cost something that are touched."""
+    fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        return torch.empty(numel, dtype=dtype, device=device)
+    finally:
+        torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+
+
 def guarded(
     shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> tuple[torch.Tensor, Callable[[], None]]:

@@ -1,14 +1,11 @@
 """Ranks meet, and one that fails or hangs ends the test with what it said."""
 
 import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from testing import ranks
+from testing import forks, ranks
 
 pytestmark = pytest.mark.skipif(ranks.why_not() is not None, reason=str(ranks.why_not()))
 
@@ -92,6 +89,4 @@ def test_ranks_that_take_too_long_are_ended(worker):
 
 
 def test_worker_started_alone_says_who_must_start_it(worker):
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    done = subprocess.run([sys.executable, worker(MEETING)], capture_output=True, text=True, env=environment)
-    assert "must be started by testing.ranks.run" in done.stderr
+    assert "must be started by testing.ranks.run" in forks.run(worker(MEETING)).stderr

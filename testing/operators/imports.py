@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
+from .. import forks
 from .case import asked
 
 _PROGRAM = """
@@ -36,5 +34,5 @@ def test_every_page_is_imported_without_triton_and_a_launch_says_what_to_install
     """WITHOUT_TRITON: the package's module, sizes of a call that is explained, and a call that launches."""
     module, sizes, call = request.module.WITHOUT_TRITON
     code = _PROGRAM.format(module=module, sizes=sizes, call=call, distribution=module.replace("_", "-"))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = forks.run("-c", code)
     assert done.returncode == 0, done.stderr

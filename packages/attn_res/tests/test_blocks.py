@@ -7,6 +7,8 @@ import pytest
 import torch
 from npu_attn_res import attn_res, attn_res_bank, attn_res_phase1
 
+from testing import memory
+
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
 
@@ -103,7 +105,7 @@ def test_strided_blocks_and_gradient(device, view, listed):
 @pytest.mark.slow
 def test_blocks_further_apart_than_32_bits_reach(device):
     stride = 2**31 + 64
-    storage = torch.zeros(stride + 512, dtype=torch.bfloat16, device=device.torch)  # untouched pages cost nothing
+    storage = memory.untouched(stride + 512, torch.bfloat16, device.torch)
     case = depth.make(2, 2, 256, torch.bfloat16)
     far = storage.as_strided((2, 2, 256), (stride, 256, 1)).copy_(case.blocks)
     weights = case.query.to(device.torch), case.rms_weight.to(device.torch)

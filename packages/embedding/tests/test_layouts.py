@@ -5,6 +5,8 @@ import pytest
 import torch
 from npu_embedding import embedding
 
+from testing import memory
+
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
 VIEWS = {
@@ -50,7 +52,7 @@ def test_table_and_gradient_at_any_strides(device, view):
 @pytest.mark.slow
 def test_rows_further_apart_than_32_bits_reach(device):
     stride = 2**31 + 64
-    storage = torch.zeros(stride + 256, dtype=torch.bfloat16, device=device.torch)  # untouched pages cost nothing
+    storage = memory.untouched(stride + 256, torch.bfloat16, device.torch)
     weight = storage.as_strided((2, 256), (stride, 1))
     values = torch.randn(2, 256).bfloat16()
     weight.copy_(values)

@@ -1,8 +1,6 @@
 """The loss as PyTorch sees it: the questions of testing/operators, and what is this package's alone."""
 
 import copy
-import subprocess
-import sys
 from functools import partial
 
 import losses
@@ -18,6 +16,7 @@ from npu_fused_linear_cross_entropy import (
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
+from testing import forks
 from testing.operators import *  # noqa: F403
 from testing.operators import Case, Input, integers, only_at
 
@@ -342,7 +341,7 @@ def test_the_counter_is_not_imported_with_the_package():
     counted = "from torch.utils.flop_counter import FlopCounterMode, flop_registry; import torch"
     known = "torch.ops.npu_fused_linear_cross_entropy.forward in flop_registry"
     code = f"import sys, npu_fused_linear_cross_entropy; assert not any(({found})); {counted}; assert {known}"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    assert forks.run("-c", code).returncode == 0
 
 
 @pytest.mark.parametrize("factor", [1.0, -1.5])

@@ -2,11 +2,15 @@
 
 import importlib.util
 import os
+import sys
 from importlib.metadata import entry_points
+from typing import IO
 
 import pytest
 import torch
 from npu_offline.toolchain import cache
+
+from testing import forks
 
 if not entry_points(group="pytest11", name="npu_offline"):
     pytest.skip("npu-offline is on the path but not installed: pytest does not find its plugin", allow_module_level=True)
@@ -30,14 +34,30 @@ def test_elsewhere():
 """
 
 
+RUN = ["-c", "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"]
+
+
 @pytest.fixture
-def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
+def forking(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """Runs pytest in a process that has imported PyTorch, as tests that have a place do."""
+
+    def popen(command: tuple[str, ...], stdin: object, stdout: IO[bytes], stderr: IO[bytes], **_: object) -> forks.Fork:
+        assert command[:2] == (sys.executable, "-mpytest")
+        return forks.start([*RUN, *command[2:]], stdout, stderr)
+
+    monkeypatch.setattr(pytester, "popen", popen)
+    monkeypatch.setattr(forks.Fork, "stdin", None, raising=False)
+    return pytester
+
+
+@pytest.fixture
+def project(forking: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
     # pytester gives its tests a home of their own.
     monkeypatch.setenv("NPU_OFFLINE_CACHE", str(CACHE))
 
     def make(soc: str = "Ascend910B4") -> pytest.Pytester:
-        pytester.makepyfile(TESTS.format(soc=soc))
-        return pytester
+        forking.makepyfile(TESTS.format(soc=soc))
+        return forking
 
     return make
 
@@ -90,9 +110,9 @@ def test_without_triton_ascend_emulation_is_reported_missing(project, monkeypatc
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "1")])
-def test_summary_names_places_where_a_test_has_one(pytester, workers):
-    pytester.makepyfile("def test_place(npu_place): pass")
-    result = pytester.runpytest_subprocess("--npu-device", "cpu", *workers)
+def test_summary_names_places_where_a_test_has_one(forking, workers):
+    forking.makepyfile("def test_place(npu_place): pass")
+    result = forking.runpytest_subprocess("--npu-device", "cpu", *workers)
     result.stdout.fnmatch_lines(["*places*", "cpu: run"])
 
 
