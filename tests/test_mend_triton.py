@@ -6,10 +6,11 @@ import base64
 import hashlib
 import re
 import subprocess
-import sys
 import tomllib
 import zipfile
+from pathlib import Path
 
+import pip as pip_of_this
 import pytest
 from npu_tiling import doctor as installation
 
@@ -72,8 +73,8 @@ def index(tmp_path, monkeypatch):
 
 
 def pip(environment, *arguments):
-    command = [sys.executable, "-m", "pip", "--python", str(environment.python), *arguments]
-    subprocess.run(command, check=True, capture_output=True)
+    command = [environment.python, Path(pip_of_this.__file__).with_name("__pip-runner__.py"), *arguments]
+    subprocess.run([*command, "--disable-pip-version-check"], check=True, capture_output=True)
 
 
 def works(environment):

@@ -1,10 +1,13 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import pytest
 from npu_offline.toolchain import cache
 from npu_offline.toolchain import compilers as toolchains
+
+from testing import forks
 
 sys.path.insert(0, str(Path(__file__).parent))  # sample_kernels.py, which pytest's importlib mode leaves out
 
@@ -33,6 +36,22 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "toolchains").symlink_to(cache.cache_dir() / "toolchains")
     monkeypatch.setenv("NPU_OFFLINE_CACHE", str(folder))
     return folder
+
+
+RUN = ["-c", "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"]
+
+
+@pytest.fixture
+def forking(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """Runs pytest in a process that has imported PyTorch, as tests that have a place do."""
+
+    def popen(command: tuple[str, ...], stdin: object, stdout: IO[bytes], stderr: IO[bytes], **_: object) -> forks.Fork:
+        assert command[:2] == (sys.executable, "-mpytest")
+        return forks.start([*RUN, *command[2:]], stdout, stderr)
+
+    monkeypatch.setattr(pytester, "popen", popen)
+    monkeypatch.setattr(forks.Fork, "stdin", None, raising=False)
+    return pytester
 
 
 @pytest.fixture

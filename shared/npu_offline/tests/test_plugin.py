@@ -2,15 +2,11 @@
 
 import importlib.util
 import os
-import sys
 from importlib.metadata import entry_points
-from typing import IO
 
 import pytest
 import torch
 from npu_offline.toolchain import cache
-
-from testing import forks
 
 if not entry_points(group="pytest11", name="npu_offline"):
     pytest.skip("npu-offline is on the path but not installed: pytest does not find its plugin", allow_module_level=True)
@@ -32,22 +28,6 @@ def test_place(npu_place):
 def test_elsewhere():
     pass
 """
-
-
-RUN = ["-c", "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"]
-
-
-@pytest.fixture
-def forking(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """Runs pytest in a process that has imported PyTorch, as tests that have a place do."""
-
-    def popen(command: tuple[str, ...], stdin: object, stdout: IO[bytes], stderr: IO[bytes], **_: object) -> forks.Fork:
-        assert command[:2] == (sys.executable, "-mpytest")
-        return forks.start([*RUN, *command[2:]], stdout, stderr)
-
-    monkeypatch.setattr(pytester, "popen", popen)
-    monkeypatch.setattr(forks.Fork, "stdin", None, raising=False)
-    return pytester
 
 
 @pytest.fixture

@@ -69,11 +69,11 @@ def test_refused_option(x):
 """
 
 
-def test_tests_pass_fail_and_are_refused_by_name(pytester, monkeypatch):
+def test_tests_pass_fail_and_are_refused_by_name(forking, monkeypatch):
     monkeypatch.setenv("NPU_OFFLINE_CACHE", str(CACHE))  # pytester gives its tests a home of their own
-    pytester.makeconftest(CONFTEST)
-    pytester.makepyfile(TESTS)
-    result = pytester.runpytest_subprocess("--npu-device", "emulated", "--npu-json", "out.json", "-n", "1", "-v")
+    forking.makeconftest(CONFTEST)
+    forking.makepyfile(TESTS)
+    result = forking.runpytest_subprocess("--npu-device", "emulated", "--npu-json", "out.json", "-n", "1", "-v")
     result.stdout.fnmatch_lines_random(
         [
             "*PASSED*::test_right*",
@@ -88,7 +88,7 @@ def test_tests_pass_fail_and_are_refused_by_name(pytester, monkeypatch):
             "*2 failed, 1 passed, 3 refused*",
         ]
     )
-    found = {test["test"].rpartition("::test_")[2]: test for test in json.loads((pytester.path / "out.json").read_text())}
+    found = {test["test"].rpartition("::test_")[2]: test for test in json.loads((forking.path / "out.json").read_text())}
     assert {name: test["outcome"] for name, test in found.items()} == {
         "right": "passed",
         "wrong": "failed",
@@ -102,8 +102,8 @@ def test_tests_pass_fail_and_are_refused_by_name(pytester, monkeypatch):
     assert "libdevice" in found["refused"]["refused"]
 
 
-def test_a_chip_that_nobody_knows_is_an_error_of_the_call(pytester, monkeypatch):
+def test_a_chip_that_nobody_knows_is_an_error_of_the_call(forking, monkeypatch):
     monkeypatch.setenv("NPU_OFFLINE_CACHE", str(CACHE))
-    result = pytester.runpytest_subprocess("--npu-device", "emulated", "--npu-soc", "Ascend1")
+    result = forking.runpytest_subprocess("--npu-device", "emulated", "--npu-soc", "Ascend1")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*SoC 'Ascend1' is not in npu_tiling.SOCS*"])
