@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from npu_attn_res import attn_res, attn_res_merge, attn_res_phase1
+from npu_attn_res import attn_res, attn_res_keys, attn_res_merge, attn_res_phase1
 from npu_embedding import embedding, embedding_bag, ngram_embedding
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_distillation_loss, linear_log_probs, matmul
 from npu_rms_norm import add_rms_norm, rms_norm
@@ -88,6 +88,10 @@ def _normalised_attn_res() -> None:
     _backward(*attn_res(*given, output_rms_weight=_noise(7168, dtype=BF16)))
 
 
+def _keys() -> None:
+    _backward(attn_res_keys(_noise(5, 3, 512, dtype=BF16), _noise(5, 512), _noise(2, 512), scale=512**-0.5))
+
+
 def _phase1() -> None:
     _backward(*attn_res_phase1(_noise(3, 512), _noise(3, 21, 512, dtype=BF16), _noise(512)))
 
@@ -139,6 +143,11 @@ def _log_probs() -> None:
     _backward(*linear_log_probs(x, weight, ids[:, 0], ids=ids, temperature=temperature, **extras))  # type: ignore[arg-type]
 
 
+def _log_probs_of_parts() -> None:
+    x, weight = _noise(3, 16, dtype=BF16).detach(), _noise(600, 16, dtype=BF16).detach()
+    linear_log_probs(x, weight, torch.randint(600, (3,)), batch_invariant=True, vocab_parts=2)
+
+
 def _distillation() -> None:
     x, weight, target = _noise(3, 16, dtype=BF16), _noise(2500, 16, dtype=BF16), torch.randint(2500, (3,))
     teacher = torch.randn(3, 32).bfloat16(), torch.randn(2500, 32).bfloat16(), torch.randn(2500).bfloat16(), 20.0
@@ -176,6 +185,7 @@ CALLS: dict[str, Callable[[], None]] = {
     "attn_res of 33 sources": partial(_attn_res, 33, 512),
     "attn_res of a tensor": _attn_res_of_a_tensor,
     "attn_res, normalised": _normalised_attn_res,
+    "attn_res of keys": _keys,
     "attn_res, phase 1": _phase1,
     "attn_res, merge": _merge,
     "loss": _loss,
@@ -184,6 +194,7 @@ CALLS: dict[str, Callable[[], None]] = {
     "loss, narrow logits": _loss_of_narrow_logits,
     "loss, kept exponentials": partial(_cross_entropy, 20000, 16, memory_budget=2**18),
     "log probabilities": _log_probs,
+    "log probabilities of two parts": _log_probs_of_parts,
     "distillation": _distillation,
     "matmul": _matmul,
     "exp of matmul": _exp_of_matmul,
