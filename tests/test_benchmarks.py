@@ -151,6 +151,16 @@ def test_block_with_our_operators_is_one_graph_and_right(name):
         assert verdict.right, verdict.reason
 
 
+def test_a_model_with_our_operators_is_right():
+    benchmark = load(ROOT / "tools" / "bench_model.py")
+    case = next(case for case in benchmark.cases if case.name == "small")
+    inputs = make_inputs(benchmark, case, CPU)
+    expected, seeds = expect(benchmark.reference, inputs, torch.float64)
+    for name in ("ours", "plain"):
+        verdict = verify(benchmark.providers[name](case, CPU), inputs, seeds, expected, 2**-3)
+        assert verdict.right, (name, verdict.reason)
+
+
 MEASURED = ("block", "host_npu")  # in tools/results; the others are predicted
 HISTORIES = sorted(
     [
