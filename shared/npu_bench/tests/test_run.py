@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from npu_bench import relative_error
+from npu_bench import error_of_whole, relative_error
 from npu_bench.report import document, tables_of
 
 WRONG = ("one_wrong_row", "not_a_number", "wrong_gradient", "no_gradient", "overwrites_its_input")
@@ -162,6 +162,16 @@ def test_error_is_relative_to_element_and_scale():
     assert relative_error(expected + torch.tensor([0.0, 1.3, 0.0, 0.0]), expected) == pytest.approx(0.2)
     assert relative_error(torch.full((4,), torch.nan), expected) == torch.inf
     assert relative_error(torch.zeros(2), torch.zeros(2)) == 0
+
+
+def test_an_error_of_the_whole_is_of_the_norm_and_a_benchmark_may_ask_for_it(toy, measure, cpu):
+    expected = torch.tensor([3.0, 0.0, 4.0])
+    assert error_of_whole(expected, expected) == 0
+    assert error_of_whole(expected + torch.tensor([0.0, 1.0, 0.0]), expected) == pytest.approx(0.2)
+    assert not error_of_whole(torch.full((3,), torch.nan), expected) <= 1
+    lenient = dataclasses.replace(toy("one_wrong_row", "no_gradient"), error=lambda found, right: 0.0)
+    run = measure(lenient, cpu, cases=["small"], modes=["full"])
+    assert [row.right for row in run.rows] == [True, False]
 
 
 def test_markdown_states_device_versions_date_and_command(toy, measure, npu, environment):

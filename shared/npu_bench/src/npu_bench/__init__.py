@@ -1,8 +1,8 @@
 """Benchmarks of PyTorch operators: a script declares shapes, providers, formulas and a reference; the rest is here."""
 
-from .checks import Verdict, relative_error
+from .checks import Verdict
 from .cli import main
-from .declaration import MODES, Benchmark, Case, Stage, Sweep
+from .declaration import MODES, Benchmark, Case, Stage, Sweep, error_of_whole, relative_error
 from .devices import Accelerator, Cpu, Device, open_device, over_stand_in
 from .errors import BenchError, UnavailableError
 from .host import HostRun
@@ -28,6 +28,7 @@ __all__ = [
     "UnavailableError",
     "Verdict",
     "append",
+    "error_of_whole",
     "load",
     "main",
     "open_device",

@@ -8,21 +8,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .declaration import Forward
+from .declaration import Error, Forward, relative_error
 from .modes import as_tuple, differentiated, matching
 
 # Eight unit roundoffs of the narrow dtypes, for the few roundings of a chain of operations; for fp32 also sums of
 # thousands of terms. An error of one wrong element is of the order of 1.
 TOLERANCES = {torch.bfloat16: 2.0**-5, torch.float16: 2.0**-8, torch.float32: 2.0**-15, torch.float64: 2.0**-30}
-_CHUNK = 2**24  # elements compared at once: bounds the comparison's own memory
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The reference's results, in its dtype: outputs, and gradients by the input's name."""
+    """The reference's results, in its dtype: outputs, and gradients by the input's name; and what an error is."""
 
     outputs: tuple[Tensor, ...]
     gradients: dict[str, Tensor]
+    error: Error = relative_error
 
 
 @dataclass(frozen=True)
@@ -48,25 +48,9 @@ def default_tolerance(inputs: Mapping[str, Tensor]) -> float:
     return max(TOLERANCES[tensor.dtype] for tensor in inputs.values() if tensor.dtype in TOLERANCES)
 
 
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """max |actual - expected| / (|expected| + rms(expected)); infinite where `actual` has a NaN.
-
-    Elementwise, so that one wrong row in thousands shows; against the tensor's own scale, so that small elements that
-    come out of cancellation do not.
-    """
-    if not expected.numel():
-        return 0.0
-    scale = expected.square().mean().sqrt()
-    worst = torch.zeros((), dtype=expected.dtype, device=expected.device)
-    actual, expected = actual.reshape(-1), expected.reshape(-1)
-    for start in range(0, expected.numel(), _CHUNK):
-        a, e = actual[start : start + _CHUNK], expected[start : start + _CHUNK]
-        errors = (a.to(e.dtype) - e).abs() / (e.abs() + scale).clamp_min(torch.finfo(e.dtype).tiny)
-        worst = torch.maximum(worst, errors.nan_to_num(nan=torch.inf).max())
-    return float(worst)
-
-
-def expect(reference: Forward, inputs: Mapping[str, Tensor], dtype: torch.dtype) -> tuple[Expected, tuple[Tensor, ...]]:
+def expect(
+    reference: Forward, inputs: Mapping[str, Tensor], dtype: torch.dtype, error: Error = relative_error
+) -> tuple[Expected, tuple[Tensor, ...]]:
     """What the reference gives in `dtype`, and random gradients of its outputs, in the dtype of the first input."""
     wide = {}
     for name, tensor in inputs.items():
@@ -83,7 +67,7 @@ def expect(reference: Forward, inputs: Mapping[str, Tensor], dtype: torch.dtype)
     if wanted:
         found = torch.autograd.grad(outputs, tuple(wanted.values()), matching(seeds, outputs))
         gradients = dict(zip(wanted, found, strict=True))
-    return Expected(tuple(output.detach() for output in outputs), gradients), seeds
+    return Expected(tuple(output.detach() for output in outputs), gradients, error), seeds
 
 
 def verify(
@@ -113,7 +97,7 @@ def verify(
         changed = [name for name, tensor in passed.items() if not torch.equal(tensor.detach(), before[name])]
         if changed:
             return Verdict(False, torch.inf, f"{' and '.join(changed)} overwritten")
-        return judge(pairs, tolerance)
+        return judge(pairs, tolerance, expected.error)
     finally:
         with torch.no_grad():
             for name, tensor in passed.items():
@@ -124,7 +108,7 @@ def _paired(name: str, found: Sequence[Tensor], expected: Sequence[Tensor]) -> l
     return [(f"{name} {i}", found[i] if i < len(found) else None, right) for i, right in enumerate(expected)]
 
 
-def judge(pairs: Sequence[tuple[str, Tensor | None, Tensor]], tolerance: float) -> Verdict:
+def judge(pairs: Sequence[tuple[str, Tensor | None, Tensor]], tolerance: float, error_of: Error) -> Verdict:
     """The verdict on results, each with its name, what was found (None: nothing), and what is right."""
     worst = 0.0
     for name, found, expected in pairs:
@@ -132,7 +116,7 @@ def judge(pairs: Sequence[tuple[str, Tensor | None, Tensor]], tolerance: float) 
             return Verdict(False, torch.inf, f"{name} is missing")
         if found.shape != expected.shape:
             return Verdict(False, torch.inf, f"{name} has shape {tuple(found.shape)}, not {tuple(expected.shape)}")
-        error = relative_error(found.detach(), expected)
+        error = error_of(found.detach(), expected)
         if not error <= tolerance:
             return Verdict(False, error, f"{name} is off by {error:.1e}, {tolerance:.1e} is allowed")
         worst = max(worst, error)

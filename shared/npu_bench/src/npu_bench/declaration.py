@@ -17,6 +17,8 @@ _MODES_UNASKED = MODES[:-1]
 
 Outputs = Tensor | tuple[Tensor, ...]
 Forward = Callable[..., Outputs]
+Error = Callable[[Tensor, Tensor], float]
+_CHUNK = 2**24  # elements compared at once: bounds the comparison's own memory
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,32 @@ class Stage:
     inner: Sequence[str] = ()
 
 
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """max |actual - expected| / (|expected| + rms(expected)); infinite where `actual` has a NaN.
+
+    Elementwise, so that one wrong row in thousands shows; against the tensor's own scale, so that small elements that
+    come out of cancellation do not.
+    """
+    if not expected.numel():
+        return 0.0
+    scale = expected.square().mean().sqrt()
+    worst = torch.zeros((), dtype=expected.dtype, device=expected.device)
+    actual, expected = actual.reshape(-1), expected.reshape(-1)
+    for start in range(0, expected.numel(), _CHUNK):
+        a, e = actual[start : start + _CHUNK], expected[start : start + _CHUNK]
+        errors = (a.to(e.dtype) - e).abs() / (e.abs() + scale).clamp_min(torch.finfo(e.dtype).tiny)
+        worst = torch.maximum(worst, errors.nan_to_num(nan=torch.inf).max())
+    return float(worst)
+
+
+def error_of_whole(actual: Tensor, expected: Tensor) -> float:
+    """|actual - expected| / |expected| in the Euclidean norm of the tensor.
+
+    For results of so many operations one after the other that a few elements of a right one are off by their own size.
+    """
+    return float((actual.to(expected.dtype) - expected).norm() / expected.norm())
+
+
 @dataclass(frozen=True)
 class Benchmark:
     """An operator's benchmark.
@@ -83,8 +111,10 @@ class Benchmark:
             "no-grad-forward"; "full" and "graph" are the sum of the first two.
         flops: floating-point operations, likewise; None where they do not count.
         sweeps: further sets of cases, by the name that `--sweep` takes.
-        tolerance: from a case, the largest error (`npu_bench.relative_error`) of a right result; None for what follows
-            from the narrowest dtype of the inputs.
+        error: of a result that was found and the right one: `npu_bench.relative_error`, of the worst element, or
+            `npu_bench.error_of_whole`.
+        tolerance: from a case, the largest error of a right result; None for what follows from the narrowest dtype of the
+            inputs.
         modes: what is timed unless modes are asked for, which may be any of `MODES`.
         peers: pip names whose versions are reported.
         host_stages: the stages of one call's host time on a device, for `npu-bench stages`.
@@ -100,6 +130,7 @@ class Benchmark:
     traffic: Callable[[Case, str], int]
     flops: Callable[[Case, str], int] | None = None
     sweeps: Mapping[str, Sweep] = field(default_factory=dict)
+    error: Error = field(default_factory=lambda: relative_error)
     tolerance: Callable[[Case], float | None] = lambda case: None
     modes: Sequence[str] = _MODES_UNASKED
     peers: Sequence[str] = ()

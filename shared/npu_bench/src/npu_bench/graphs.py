@@ -61,7 +61,7 @@ def capture(
     ]
     by_name = dict(zip(wanted, gradients, strict=True))
     pairs += [(f"gradient of {name} of a replay", by_name[name], right) for name, right in expected.gradients.items()]
-    return replay, judge(pairs, tolerance)
+    return replay, judge(pairs, tolerance, expected.error)
 
 
 def _write(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:

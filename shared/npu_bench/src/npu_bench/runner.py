@@ -216,7 +216,7 @@ def check_case(
     ends: float = math.inf,
 ) -> Subject:
     """Every provider's forward, checked; those that `time.perf_counter` leaves no time for are not run."""
-    expected, seeds = expect(benchmark.reference, inputs, device.reference_dtype)
+    expected, seeds = expect(benchmark.reference, inputs, device.reference_dtype, benchmark.error)
     tolerance = benchmark.tolerance(case) or default_tolerance(inputs)
     forwards: dict[str, Forward] = {}
     verdicts: dict[str, str] = {}

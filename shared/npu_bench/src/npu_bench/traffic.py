@@ -127,7 +127,7 @@ def _run_case(
 ) -> list[CaseTraffic]:
     cpu = torch.device("cpu")
     inputs = make_inputs(benchmark, case, cpu)
-    expected, seeds = expect(benchmark.reference, inputs, torch.float64)
+    expected, seeds = expect(benchmark.reference, inputs, torch.float64, benchmark.error)
     tolerance = benchmark.tolerance(case) or default_tolerance(inputs)
     rows = []
     for name in providers:
