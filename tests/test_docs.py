@@ -269,10 +269,17 @@ def test_a_quoted_message_is_one_of_ours(message):
     assert any(re.fullmatch(pattern, text) for fixed, pattern in _messages() if fixed in text), message
 
 
-def test_the_numbers_of_the_whole_model_are_those_of_its_record():
-    rows = [line.split(" | ") for line in (ROOT / "tools/results/block.md").read_text().partition("full**")[2].splitlines()]
-    taken = {row[1]: [row[3].split()[0], row[-1].strip(" |")] for row in rows if row[0] == "| model"}
-    said = sections.take("README.md", "text of", ["In a whole model"])
-    for mode, ours, plain in (("eager", "ours", "plain"), ("under `torch.compile`", "ours_compiled", "compiled")):
-        (row,) = (line for line in said.splitlines() if line.startswith(f"| {mode} "))
-        assert row.split(" | ")[1:] == [taken[ours][0], taken[plain][0], taken[ours][1], f"{taken[plain][1]} |"]
+def _cells(table):
+    lines = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("| ")]
+    return [[cell.strip("* ") for cell in cells] for cells in lines if "---" not in cells[0]]
+
+
+def test_the_numbers_of_whole_models_are_those_of_their_record():
+    _, device, _, peak = (ROOT / "tools/results/model.md").read_text().split("\n**")
+    header, *milliseconds = _cells(device)
+    columns = [header.index(name) for name in ("plain", "liger", "ours", "ours_and_ligers_rest")]
+    said = _cells(sections.take("README.md", "text of", ["In a whole model"]))[1:]
+    for times, peaks, row, below in zip(milliseconds, _cells(peak)[1:], said[::2], said[1::2], strict=True):
+        assert re.sub("[ _]", "", row[0].lower()) == times[0].replace("_", "") == peaks[0].replace("_", "")
+        assert row[2:] == [times[column] for column in columns]
+        assert below[2:] == [f"{float(peaks[column]) / 1024:.1f}" for column in columns]
