@@ -144,8 +144,8 @@ def _log_probs() -> None:
 
 
 def _log_probs_of_parts() -> None:
-    x, weight = _noise(3, 16, dtype=BF16).detach(), _noise(600, 16, dtype=BF16).detach()
-    linear_log_probs(x, weight, torch.randint(600, (3,)), batch_invariant=True, vocab_parts=2)
+    x, weight = _noise(3, 16, dtype=BF16), _noise(600, 16, dtype=BF16)
+    _backward(linear_log_probs(x, weight, torch.randint(600, (3,)), batch_invariant=True, vocab_parts=2))
 
 
 def _distillation() -> None:
