@@ -38,6 +38,13 @@ def test_any_leading_shape(device, tokens):
     depth.check(case, results)
 
 
+def test_an_eps_beyond_fp32_leaves_the_mean(device):
+    blocks, query = torch.randn(3, 5, 16, device=device.torch), torch.randn(16, device=device.torch)
+    for eps in (4e38, math.inf):
+        found = attn_res(blocks, query, torch.ones_like(query), rms_eps=eps)
+        torch.testing.assert_close(found, blocks.mean(0))
+
+
 @pytest.mark.parametrize("sharp", [30.0, 300.0])
 @pytest.mark.parametrize(("n_blocks", "width"), [(8, 1000), (3, 16384)], ids=["whole rows", "columns"])
 def test_gradients_are_exact_where_weights_are_sharp(device, sharp, n_blocks, width):

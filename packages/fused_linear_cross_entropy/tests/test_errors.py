@@ -87,6 +87,8 @@ REFUSED = {
         ),
         "num_items_in_batch is -2 and must be at least 0": lambda: causal(X, W, Y, num_items_in_batch=-2),
         "logit_scale is inf and must be finite": lambda: loss(X, W, Y, logit_scale=float("inf")),
+        "logit_scale is 1e\\+39 and must be finite in fp32": lambda: loss(X, W, Y, logit_scale=1e39),
+        "^temperature is 1e-39 and must be above 0 and finite in fp32": lambda: log_probs(X, W, Y, temperature=1e-39),
         "softcap is 0.0 and must be above 0": lambda: loss(X, W, Y, softcap=0.0),
         "softcap is 10001.0 and must be at most 10000": lambda: loss(X, W, Y, softcap=10001),
         "softcap is 30000.0 and must be at most 20000": lambda: log_probs(X, W, Y, softcap=3e4, logit_scale=-2),

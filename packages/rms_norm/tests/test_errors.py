@@ -64,6 +64,7 @@ REFUSED = {
         "eps is -1e-06 and must be at least 0": lambda: rms_norm(X, eps=-1e-6),
         "eps is nan": lambda: rms_norm(X, eps=float("nan")),
         "offset is inf and must be finite": lambda: rms_norm(X, offset=float("inf")),
+        "offset is 1e\\+39 and must be finite in fp32": lambda: rms_norm(X, offset=1e39),
         "casting_mode is 'bert' .* 'llama', 'gemma'": lambda: rms_norm(X, casting_mode="bert"),
         r"residual has shape \(1, 8\) .* \(2, 8\)": lambda: add_rms_norm(X, X[:1]),
         "residual is on meta": lambda: add_rms_norm(X, X.to("meta")),

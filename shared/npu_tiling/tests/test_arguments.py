@@ -19,6 +19,13 @@ REFUSED = {
     "NaN": (lambda: arguments.number("n", math.nan, finite=False), ValueError, "n is nan and must be a number."),
     "infinite": (lambda: arguments.number("n", math.inf), ValueError, "n is inf and must be finite."),
     "too large": (lambda: arguments.number("n", 2, least=0, most=1), ValueError, "n is 2 and must be from 0 to 1."),
+    "above fp32": (lambda: arguments.number("n", 4e38), ValueError, "n is 4e+38 and must be finite in fp32."),
+    "below fp32": (lambda: arguments.number("n", -(10**40)), ValueError, f"n is {-(10**40)} and must be finite in fp32."),
+    "0 in fp32": (
+        lambda: arguments.number("n", 1e-38, above=0),
+        ValueError,
+        "n is 1e-38 and must be above 0 and finite in fp32.",
+    ),
     "not above": (
         lambda: arguments.number("n", 0, above=0, or_none=True),
         ValueError,
@@ -85,3 +92,12 @@ def test_numbers_of_any_kind_become_floats_and_ints():
         assert found == 1.0
     assert type(arguments.whole("n", torch.tensor(3).numpy()[()])) is int
     assert arguments.number("n", None, or_none=True) is arguments.whole("n", None, or_none=True) is None
+
+
+def test_kernels_take_every_number_that_is_allowed():
+    """The numbers that a kernel takes are fp32."""
+    for value in (3.4e38, -3.4e38, 1e-50):
+        assert arguments.number("n", value) == value
+    assert arguments.number("n", 2**-126, above=0) == 2**-126
+    for value in (4e38, 10**400, math.inf):
+        assert arguments.number("n", value, finite=False) == -arguments.number("n", -value, finite=False) == math.inf

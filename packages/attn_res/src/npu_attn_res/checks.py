@@ -94,9 +94,11 @@ def _check_weights(query: Any, rms_weight: Any, output_rms_weight: Any, like: Te
 
 
 def _check_numbers(rms_eps: Any, scale: Any, output_rms_eps: Any) -> tuple[float, float, float]:
-    eps = check_eps("rms_eps", rms_eps)
+    eps = arguments.number("rms_eps", rms_eps, least=0, finite=False)
     number: float = scale if type(scale) is float and scale == 1.0 else arguments.number("scale", scale)
-    return eps, number, eps if output_rms_eps is None else check_eps("output_rms_eps", output_rms_eps)
+    if output_rms_eps is None:
+        return eps, number, eps
+    return eps, number, arguments.number("output_rms_eps", output_rms_eps, least=0, finite=False)
 
 
 def check_bank(
@@ -218,14 +220,6 @@ def check_output_dtype(dtype: Any) -> None:
     if dtype not in (*arguments.DTYPES, torch.float64):
         allowed = "torch.float32, torch.bfloat16, torch.float16, on a CPU torch.float64, or None"
         raise TypeError(f"output_dtype is {dtype} and must be {allowed}.")
-
-
-def check_eps(name: str, eps: float) -> float:
-    """Zero or more, as a float."""
-    if type(eps) is float and eps >= 0:  # most are
-        return eps
-    number: float = arguments.number(name, eps, least=0, finite=False)
-    return number
 
 
 _WEIGHTS = ("query", "rms_weight", "output_rms_weight")

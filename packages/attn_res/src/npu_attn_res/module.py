@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from .api import attn_res
 from .bank import attn_res_bank
-from .checks import check_eps
 from .records import AttnResResult
 
 
@@ -36,7 +35,7 @@ class _Weights(nn.Module):
     ) -> None:
         super().__init__()
         self.hidden_size = arguments.whole("hidden_size", hidden_size, least=1)
-        self.rms_eps = check_eps("rms_eps", rms_eps)
+        self.rms_eps = arguments.number("rms_eps", rms_eps, least=0, finite=False)
         self.scale = arguments.number("scale", scale)
         self.query = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
         for name in self._norms:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from numbers import Integral, Real
-from typing import Any, NoReturn, TypeGuard
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from .chips import device_for
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_LEAST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # above 0, of fp32: kernels take numbers so
 
 
 def tensor(name: str, value: Any, *, or_none: bool = False) -> None:
@@ -109,23 +110,26 @@ def number(
     finite: bool = True,
     or_none: bool = False,
 ) -> Any:
-    """A number within limits, as a float (None stays that)."""
-    if type(value) is float and not least and most is None and above is None and 0 <= value < math.inf:  # most are
+    """A number within limits and fp32's range, as a float (None stays that). Without `finite`, a larger one is infinite."""
+    if type(value) is float and not least and most is None and above is None and 0 <= value <= _LARGEST:  # most are
         return value
     if value is None and or_none:
         return None
     if not _is_number(value):
         raise TypeError(f"{name} is a {type(value).__name__} and must be a number{_or_none(or_none)}.")
-    found = float(value)
+    is_large = value > _LARGEST or value < -_LARGEST
+    found = float(value) if not is_large else math.inf if value > 0 else -math.inf
     within = (least is None or found >= least) and (most is None or found <= most) and (above is None or found > above)
     # torch.compile cannot trace math.isnan and math.isinf of a float that it keeps as a variable; it traces comparisons.
-    is_nan, is_infinite = found != found, found in (math.inf, -math.inf)
-    if not within or is_nan or (finite and is_infinite):
+    is_nan, is_small = found != found, above == 0 < found < _LEAST
+    if not within or is_nan or is_small or (finite and is_large):
         limits = [f"from {least:g} to {most:g}"] if least is not None and most is not None else []
         limits += [f"at least {least:g}"] if least is not None and most is None else []
         limits += [f"above {above:g}"] if above is not None else []
         limits += ["finite"] if finite and most is None else []
         ending = ", or None" if or_none else ""
+        if within and not is_nan and value not in (math.inf, -math.inf):
+            ending = f" in fp32{ending}"
         raise ValueError(f"{name} is {value} and must be {' and '.join(limits) or 'a number'}{ending}.")
     return found
 
@@ -178,7 +182,7 @@ def refuse_layout(name: str, value: Tensor) -> NoReturn:
     raise TypeError(f"{name} is {'nested' if value.is_nested else value.layout} and must be a dense tensor.")
 
 
-def _is_number(value: Any) -> TypeGuard[Real]:
+def _is_number(value: Any) -> bool:
     if type(value) is float or type(value) is int:  # most are
         return True
     return isinstance(value, (Real, torch.SymFloat, torch.SymInt)) and not isinstance(value, bool)

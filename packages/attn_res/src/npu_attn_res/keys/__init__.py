@@ -7,7 +7,7 @@ from npu_tiling import arguments
 from npu_tiling.dtensor import is_distributed
 from torch import Tensor
 
-from ..checks import check_eps, check_output_dtype
+from ..checks import check_output_dtype
 from ..reference import scaled_query
 from .operator import KEYS, Keys
 
@@ -65,7 +65,8 @@ def attn_res_keys(
         check_output_dtype(output_dtype)
     if is_distributed((bank, prefix, query)):
         raise TypeError("bank, prefix and query must be plain tensors: of DTensors pass what to_local() returns.")
-    eps, scale = check_eps("rms_eps", rms_eps), arguments.number("scale", scale)
+    eps = arguments.number("rms_eps", rms_eps, least=0, finite=False)
+    scale = arguments.number("scale", scale)
     like = bank if prefix is None else prefix
     is_wide = torch.float64 in (bank.dtype, like.dtype)
     queries = scaled_query(query.reshape(-1, width).to(torch.float64 if is_wide else torch.float32), scale)

@@ -13,7 +13,7 @@ from npu_tiling import arguments
 from npu_tiling.dtensor import is_distributed
 from torch import Tensor, nn
 
-from ..checks import as_blocks, check_eps, check_merge, check_phase1, check_rows_like, phase1_of_parts, with_prefix_of_parts
+from ..checks import as_blocks, check_merge, check_phase1, check_rows_like, phase1_of_parts, with_prefix_of_parts
 from ..records import AttnResResult, Phase1Result
 from ..reference import scaled_query
 from .operator import MERGE, PHASE1, Merge, Phase1
@@ -161,7 +161,7 @@ class BlockAttnRes(nn.Module):
         arguments.whole("hidden_size", hidden_size, least=1)
         arguments.whole("n_inputs", n_inputs, least=1)
         self.block_size = arguments.whole("block_size", block_size, least=1)
-        self.rms_eps = check_eps("rms_eps", rms_eps)
+        self.rms_eps = arguments.number("rms_eps", rms_eps, least=0, finite=False)
         self.scale = arguments.number("scale", scale)
         self.query = nn.Parameter(torch.empty(n_inputs, hidden_size, device=device, dtype=dtype))
         self.rms_weight = nn.Parameter(torch.empty(n_inputs, hidden_size, device=device, dtype=dtype))
