@@ -1,11 +1,13 @@
 """`patch`, without transformers: its classes are stood in for by ones of the same name and place."""
 
+import contextlib
 import copy
 import pickle
 
 import pytest
 import torch
 from npu_rms_norm import RMSNorm, patch, use_kernels
+from npu_rms_norm.patching import TORCH, normalise
 from torch import nn
 
 from testing.other_paths import FunctionMode, Packed, replaced, tripled
@@ -299,6 +301,72 @@ def test_torch_rms_norm_gives_the_same(dtype, options):
     assert len(report.replaced) == 1
     assert type(module) is nn.RMSNorm
     assert torch.allclose(actual, expected, rtol=2 * torch.finfo(dtype).eps, atol=0)
+
+
+class OfTorch(nn.Module):
+    """Calls torch's function itself, and may round its result."""
+
+    def __init__(self, width, rounds=False):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(width))
+        self.eps, self.rounds = 1e-6, rounds
+
+    def forward(self, hidden_states):
+        y = nn.functional.rms_norm(hidden_states, self.weight.shape, self.weight, self.eps)
+        return y.to(hidden_states.dtype) if self.rounds else y
+
+
+@contextlib.contextmanager
+def cast_by_autocast():
+    """Autocast on a CPU runs torch's rms_norm in fp32, as PyTorch has it on CUDA from 2.12 on."""
+
+    def wide(tensor):
+        return tensor if tensor is None or tensor.dtype == torch.float64 else tensor.float()
+
+    def of_fp32(x, shape, weight=None, eps=None):
+        with torch.autocast("cpu", enabled=False):
+            return torch.rms_norm(wide(x), shape, wide(weight), eps)
+
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("rms_norm", of_fp32, "AutocastCPU")
+        yield
+
+
+@pytest.mark.parametrize("dtypes", DTYPES)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.RMSNorm(64),
+        lambda: nn.RMSNorm(64, elementwise_affine=False),
+        lambda: OfTorch(64),
+        lambda: OfTorch(64, rounds=True),
+        lambda: Norm(64),
+    ],
+)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_norm_that_autocast_runs_in_fp32_is_fp32(make, dtypes, compiled):
+    dtype, weight_dtype = (getattr(torch, each) for each in dtypes)
+    module = make().to(weight_dtype)
+    plain, x = copy.deepcopy(module), torch.randn(3, 64, dtype=dtype)
+    report = patch(module)
+    assert report.replaced
+    torch.compiler.reset()
+    run = torch.compile(module, backend="aot_eager", fullgraph=True) if compiled else module
+    with cast_by_autocast(), torch.autocast("cpu", torch.bfloat16):
+        y, expected = run(x), plain(x)
+    assert y.dtype == expected.dtype
+    torch.testing.assert_close(y, expected)
+    assert not report.fell_back
+    torch.testing.assert_close(module(x), plain(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_formula_of_torch_follows_autocast(dtype):
+    x, weight = torch.randn(3, 64, dtype=dtype), torch.randn(64, dtype=dtype)
+    for around in (contextlib.nullcontext, cast_by_autocast):
+        with around(), torch.autocast("cpu", torch.bfloat16):
+            y, expected = normalise(TORCH, x, weight, None), nn.functional.rms_norm(x, (64,), weight)
+        torch.testing.assert_close(y, expected)
 
 
 def test_kernels_run_in_place_of_the_forward(device, monkeypatch):

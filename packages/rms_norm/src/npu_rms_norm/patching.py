@@ -10,14 +10,14 @@ import contextlib
 import inspect
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from npu_tiling.calls import statistics_dtype
-from npu_tiling.dispatch import as_constant
+from npu_tiling.dispatch import as_constant, is_autocast, is_cast_by_autocast
 from npu_tiling.models import (
     Derived,
     Patch,
@@ -32,6 +32,7 @@ from npu_tiling.models import (
     with_signature_of,
 )
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from .api import gated_rms_norm, rms_norm
 from .call import CASTING_MODES
@@ -75,16 +76,24 @@ class Formula:
         variants: for the dtypes with which it does what our functions do.
         eps, weight: the attributes that it reads; of a weight None for no one.
         settings: its other attributes, with which it does so; WIDTH stands for a row's number of columns.
+        under_autocast: the variants where autocast runs torch's rms_norm in fp32; None: it does not call that.
     """
 
     variants: tuple[tuple[Dtypes, Variant], ...]
     eps: str
     weight: str | None = "weight"
     settings: tuple[tuple[str, Any], ...] = ()
-    table: dict[Dtypes, Variant] = field(init=False, compare=False, repr=False)
+    under_autocast: tuple[tuple[Dtypes, Variant], ...] | None = None
+    tables: tuple[dict[Dtypes, Variant], ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "table", dict(self.variants))
+        under_autocast = self.variants if self.under_autocast is None else self.under_autocast
+        object.__setattr__(self, "tables", (dict(self.variants), dict(under_autocast)))
+
+    def table_of(self, x: Tensor) -> dict[Dtypes, Variant]:
+        """The variants for rows where these are. PyTorch has the rule on CUDA from 2.12 on, and not for fp64."""
+        is_wide = self.under_autocast is not None and is_autocast(x) and x.dtype != torch.float64
+        return self.tables[is_wide and is_cast_by_autocast("aten::rms_norm", x.device.type)]
 
 
 WIDTH = "the number of columns"
@@ -92,14 +101,14 @@ _MANY = 1024  # tokens of the longest sequence and of the largest batch that a c
 FLOATS = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
 
 
-def _formula(variant: Variant, mixed: Variant, eps: str) -> Formula:
+def _variants(variant: Variant, mixed: Variant | None = None) -> tuple[tuple[Dtypes, Variant], ...]:
     pairs = [(x, weight, None) for x, weight in itertools.product(FLOATS, (*FLOATS, None))]
-    return Formula(tuple((pair, mixed if pair[1] not in (pair[0], None) else variant) for pair in pairs), eps)
+    return tuple((pair, mixed if mixed and pair[1] not in (pair[0], None) else variant) for pair in pairs)
 
 
-LLAMA = _formula(Variant("llama"), Variant("llama", weight="after"), "variance_epsilon")
-GEMMA = _formula(Variant("gemma", 1.0), Variant("gemma", 1.0), "eps")
-TORCH = _formula(Variant("gemma"), Variant("gemma"), "eps")
+LLAMA = Formula(_variants(Variant("llama"), Variant("llama", weight="after")), "variance_epsilon")
+GEMMA = Formula(_variants(Variant("gemma", 1.0)), "eps")
+TORCH = Formula(_variants(Variant("gemma")), "eps", under_autocast=_variants(Variant("gemma", dtype=torch.float32)))
 
 
 def patch(model: nn.Module) -> Patch:
@@ -152,7 +161,7 @@ def _may_be_a_norm(module: nn.Module) -> bool:
 
 def normalise(formula: Formula, x: Tensor, weight: Tensor | None, eps: float | None) -> Tensor:
     """The result of a class with one of the formulas above, in the dtype that it has there."""
-    y = _computed(formula.table, x, weight, eps, None)
+    y = _computed(formula.table_of(x), x, weight, eps, None)
     assert y is not None
     return y
 
@@ -163,7 +172,7 @@ def applied(formula: Formula, norm: Any, x: Tensor, gate: Tensor | None = None) 
         if getattr(norm, name, None) != (x.shape[-1] if value == WIDTH else value):
             return None
     weight = None if formula.weight is None else getattr(norm, formula.weight)
-    return _computed(formula.table, x, weight, getattr(norm, formula.eps), gate)
+    return _computed(formula.table_of(x), x, weight, getattr(norm, formula.eps), gate)
 
 
 def _computed(
@@ -290,6 +299,7 @@ class _Probe:
 
     def __init__(self, norm: nn.Module, weight: str | None, width: int, settings: dict[str, Any]) -> None:
         self._norm, self._weight, self._width, self._settings = norm, weight, width, settings
+        self._torch = _OfTorch()
         self._generator = torch.Generator().manual_seed(0)
         parameters = list(inspect.signature(type(norm).forward).parameters.values())[1:]
         kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
@@ -314,7 +324,11 @@ class _Probe:
                     pinned = tuple(
                         (name, WIDTH if type(value) is int and value == self._width else value) for name, value in rest
                     )
-                    return Formula(tuple(variants.items()), eps, weight, pinned)
+                    found = Formula(tuple(variants.items()), eps, weight, pinned)
+                    if not self._torch.is_called:
+                        return found
+                    self._torch.in_fp32 = True
+                    return replace(found, under_autocast=tuple(self._variants(eps, weight)))
         return "no RMSNorm that is known: rms_norm and gated_rms_norm give other values with each of their casting modes"
 
     def _variants(self, eps: str, weight: str | None) -> Iterator[tuple[Dtypes, Variant]]:
@@ -450,9 +464,24 @@ class _Probe:
         vars(twin).update(_buffers=dict(self._norm._buffers), _parameters=dict(self._norm._parameters), **changed)
         vars(twin)["_buffers" if is_buffer else "_parameters"].update(own)
         try:
-            return type(self._norm).forward(twin, x, *([] if gate is None else [gate]))
+            with self._torch:
+                return type(self._norm).forward(twin, x, *([] if gate is None else [gate]))
         except Exception:
             return None
+
+
+class _OfTorch(TorchFunctionMode):
+    """Sees whether torch's rms_norm is called, and may run it in fp32, as autocast does on some devices."""
+
+    is_called = in_fp32 = False
+
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        given, named = list(arguments), keywords or {}
+        if function in (nn.functional.rms_norm, torch.rms_norm):
+            self.is_called = True
+            wide = lambda each: each.float() if self.in_fp32 and isinstance(each, Tensor) else each  # noqa: E731
+            given, named = list(map(wide, given)), {name: wide(each) for name, each in named.items()}
+        return function(*given, **named)
 
 
 def _is_same(theirs: Any, ours: Tensor) -> bool:

@@ -258,6 +258,13 @@ def is_autocast(tensor: Tensor) -> bool:
     return kind != "meta" and torch.is_autocast_enabled(kind)
 
 
+@as_constant
+def is_cast_by_autocast(operator: str, kind: str) -> bool:
+    """Whether autocast has a rule of its own for an operator, "aten::rms_norm", on devices of a kind, "cuda"."""
+    backend = kind.upper() if kind in ("cpu", "cuda") else "PrivateUse1"
+    return is_registered(operator, f"Autocast{backend}")
+
+
 def _tensors(arguments: Iterable[Any]) -> Iterator[Tensor]:
     for argument in arguments:
         if isinstance(argument, Tensor):
