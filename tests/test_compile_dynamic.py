@@ -133,11 +133,15 @@ def graphs():
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
-def results(run, name, n, c, device="cpu"):
-    """Results and gradients of one call, the same for equal arguments."""
+def results(run, name, n, c, device="cpu", *, unknown=False):
+    """Results and gradients of one call, the same for equal arguments. `unknown`: sizes n, each by itself, are data."""
     torch.manual_seed(n)
     with torch.device(device):
         function, tensors, options = CALLS[name](n, c)
+    for tensor in tree_leaves(tensors) if unknown else ():
+        for dimension, size in enumerate(getattr(tensor, "shape", ())):
+            if size == n:
+                torch._dynamo.decorators.mark_unbacked(tensor, dimension)
     outputs = [leaf for leaf in tree_leaves(run(function, tensors, options)) if isinstance(leaf, torch.Tensor)]
     recorded = [output for output in outputs if output.requires_grad]
     if recorded:
@@ -174,6 +178,23 @@ def test_sizes_share_a_graph_and_a_float_takes_one_more(name, dynamic, expected)
     assert graphs() == expected
     torch.testing.assert_close(results(run, name, n, second), results(call, name, n, second))
     assert graphs() <= expected + 1
+
+
+@pytest.mark.parametrize("name", [pytest.param(each, marks=() if each in ALWAYS else pytest.mark.nightly) for each in CALLS])
+def test_sizes_may_depend_on_data(name):
+    """PyTorch's own functions, and so ours, do not ask of sizes that a compiler does not know whether they are equal."""
+    run = compiled(call, fullgraph=True)
+    for n in SIZES:
+        torch.testing.assert_close(results(run, name, n, 0.5, unknown=True), results(call, name, n, 0.5))
+
+
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_sizes_that_depend_on_data_are_asked_when_the_graph_runs():
+    run = compiled(lambda x, these, those: add_rms_norm(x[these], x[those]).y, fullgraph=True)
+    x, even, low = random(6, D), torch.arange(6) % 2 == 0, torch.arange(6) < 3
+    torch.testing.assert_close(run(x, even, low), add_rms_norm(x[even], x[low]).y)
+    with pytest.raises(RuntimeError, match="Runtime assertion failed"):
+        run(x, even, low & even)
 
 
 @pytest.mark.parametrize("dynamic", [True, False, None])

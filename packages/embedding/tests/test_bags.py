@@ -5,6 +5,7 @@ import torch
 from bags import OFFSETS, compare
 from lookup import ROWS, leaf, small_table
 from npu_embedding import EmbeddingBag, embedding, embedding_bag
+from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.proxy_tensor import make_fx
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
@@ -211,6 +212,20 @@ TRACERS = {
     "export": lambda f, given: exported(f, given, strict=False),
     "strict export": lambda f, given: exported(f, given, strict=True),
 }
+if hasattr(symbolic_shapes, "guard_or_true"):  # which not all releases have
+    TRACERS["compile, of sizes that are data"] = lambda f, given: of_sizes_that_are_data(f)
+
+
+def of_sizes_that_are_data(function):
+    run = torch.compile(function, backend="aot_eager", fullgraph=True)
+
+    def marked(*given):
+        for each in given[:2]:
+            if each is not None:
+                torch._dynamo.decorators.mark_unbacked(each, 0)
+        return run(*given)
+
+    return marked
 
 
 def exported(function, given, strict):

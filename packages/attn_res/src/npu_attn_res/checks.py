@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 from npu_tiling import arguments
-from npu_tiling.dispatch import is_autocast
+from npu_tiling.dispatch import holds, is_autocast
 from npu_tiling.dtensor import Shards, is_distributed, moved, summed
 from npu_tiling.rows import may_overlap, row_stride
 from torch import Tensor
@@ -186,14 +186,15 @@ def check_blocks(blocks: Any, stacked: bool) -> Tensor:
     first = blocks[0]
     if stacked:
         arguments.rows("residuals", first)
-        if first.dim() < 2 or not first.shape[0]:
+        if first.dim() < 2 or not holds(first.shape[0] >= 1):
             raise ValueError(f"residuals has shape {tuple(first.shape)} and must have shape (N, ..., D) with N at least 1.")
         return first
     arguments.rows("residuals[0]", first)
     shape, dtype, device = first.shape, first.dtype, first.device
     for i, block in enumerate(blocks):
         is_dense = isinstance(block, Tensor) and block.layout is torch.strided and not block.is_nested
-        if not (is_dense and block.shape == shape and block.dtype == dtype and block.device == device):
+        is_alike = is_dense and not torch.compiler.is_compiling()  # which takes sizes that depend on data below
+        if not (is_alike and block.shape == shape and block.dtype == dtype and block.device == device):
             check_like(f"residuals[{i}]", block, shape, dtype, first, of="residuals[0]'s")
     return first
 

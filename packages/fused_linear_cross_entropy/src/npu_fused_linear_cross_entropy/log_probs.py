@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from npu_tiling import arguments
 from npu_tiling.calls import statistics_dtype
-from npu_tiling.dispatch import is_autocast
+from npu_tiling.dispatch import holds, is_autocast, is_certain, is_shape
 from npu_tiling.dtensor import is_distributed
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -268,7 +268,7 @@ def _rates(temperature: Tensor, x: Tensor, shape: torch.Size, counted: Tensor | 
     arguments.floating("temperature", temperature)
     arguments.parameter_dtype("temperature", temperature, x, "x's")
     sizes = zip(reversed(temperature.shape), reversed(shape), strict=False)
-    if temperature.dim() > len(shape) or not all(size in (1, wanted) for size, wanted in sizes):
+    if temperature.dim() > len(shape) or not all(is_certain(size == 1) or holds(size == wanted) for size, wanted in sizes):
         arguments.shape("temperature", temperature, shape)
     arguments.device("temperature", temperature, x, "x's")
     temperature = temperature.to(statistics_dtype(x.dtype)).clamp(min=0).expand(shape)
@@ -296,7 +296,7 @@ def _check_ids(
         return
     arguments.dtype(name, ids, torch.int64, torch.int32)
     shape = target.shape
-    if ids.dim() != x.dim() or ids.shape[:-1] != shape or not ids.shape[-1]:
+    if ids.dim() != x.dim() or not is_shape(ids.shape[:-1], shape) or not ids.shape[-1]:
         wanted = ", ".join([*map(str, shape), "K"])
         raise ValueError(f"{name} has shape {tuple(ids.shape)} and must have shape ({wanted}), K at least 1.")
     arguments.device(name, ids, x, "x's")

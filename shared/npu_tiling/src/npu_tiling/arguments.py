@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .chips import device_for
+from .dispatch import is_shape
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LEAST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # above 0, of fp32: kernels take numbers so
@@ -73,7 +74,9 @@ def shape(name: str, value: Tensor, *allowed: Sequence[int]) -> None:
     """A dense tensor of one of some shapes."""
     if value.layout is not torch.strided or value.is_nested:
         refuse_layout(name, value)
-    if value.shape not in allowed and all(tuple(value.shape) != tuple(one) for one in allowed):
+    if torch.compiler.is_compiling() or value.shape not in allowed:
+        if any(is_shape(value.shape, one) for one in allowed):
+            return
         named = " or ".join(str(tuple(one)) for one in allowed)
         raise ValueError(f"{name} has shape {tuple(value.shape)} and must have shape {named}.")
 
@@ -94,7 +97,8 @@ def parameter(
         tensor(name, value, or_none=or_none)
     if value.layout is not torch.strided or value.is_nested:
         refuse_layout(name, value)
-    if value.shape not in shapes or value.dtype != like.dtype or value.device != like.device:
+    is_one = not torch.compiler.is_compiling() and value.shape in shapes
+    if not is_one or value.dtype != like.dtype or value.device != like.device:
         shape(name, value, *shapes)
         parameter_dtype(name, value, like, of)
         device(name, value, like, of)

@@ -258,6 +258,32 @@ def is_autocast(tensor: Tensor) -> bool:
     return kind != "meta" and torch.is_autocast_enabled(kind)
 
 
+def holds(condition: Any) -> bool:
+    """Whether a condition on sizes holds. Of sizes that depend on data, a compiled graph asks it when it runs."""
+    if not torch.compiler.is_compiling():
+        return bool(condition)
+    from torch.fx.experimental import symbolic_shapes
+
+    if not getattr(symbolic_shapes, "guard_or_true", bool)(condition):
+        return False
+    torch._check(condition)
+    return True
+
+
+def is_certain(condition: Any) -> bool:
+    """Whether a condition on sizes holds; False where that depends on data."""
+    if not torch.compiler.is_compiling():
+        return bool(condition)
+    from torch.fx.experimental import symbolic_shapes
+
+    return bool(getattr(symbolic_shapes, "guard_or_false", bool)(condition))
+
+
+def is_shape(found: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Whether a shape is another one, in the manner of `holds`."""
+    return len(found) == len(wanted) and all(holds(one == other) for one, other in zip(found, wanted, strict=True))
+
+
 @as_constant
 def is_cast_by_autocast(operator: str, kind: str) -> bool:
     """Whether autocast has a rule of its own for an operator, "aten::rms_norm", on devices of a kind, "cuda"."""

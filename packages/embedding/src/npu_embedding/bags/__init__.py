@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from npu_tiling import arguments
 from npu_tiling.calls import Empty, statistics_dtype
-from npu_tiling.dispatch import Function, apply
+from npu_tiling.dispatch import Function, apply, holds, is_certain
 from npu_tiling.dtensor import is_distributed
 from npu_tiling.operators import Operator
 from npu_tiling.plans import Plan, Slot
@@ -209,11 +209,11 @@ def _check_bags(indices: Tensor, offsets: Tensor | None, include_last_offset: bo
     if indices.dim() != 1:
         raise ValueError(f"indices has shape {tuple(indices.shape)} and must have one dimension where offsets is given.")
     arguments.dtype("offsets", offsets, torch.int32, torch.int64)
-    if offsets.dim() != 1 or offsets.numel() < int(include_last_offset):  # compilers' symbolic sizes take no bool
+    if offsets.dim() != 1 or not holds(offsets.numel() >= int(include_last_offset)):  # compilers' sizes take no bool
         least = " of at least 1" if include_last_offset else ""
         raise ValueError(f"offsets has shape {tuple(offsets.shape)} and must have one dimension{least}.")
     arguments.device("offsets", offsets, indices, "indices'")
-    if indices.numel() and not offsets.numel():
+    if not holds(torch.sym_min(indices.numel(), 1) <= offsets.numel()):
         raise ValueError(f"offsets is empty and must begin with 0 where there are indices: there are {indices.numel()}.")
     if mode == "concat":
         raise ValueError("mode is 'concat' and must be 'sum' or 'mean' where offsets is given.")
@@ -395,7 +395,7 @@ class _Bags(Function):
             indices, offsets, base, sample_weights, weight = ctx.saved_tensors
             call, (asks_rows, asks_weights) = ctx.call, ctx.asks
             ids = indices if base is None else (indices.view(-1, base.numel()) + base).view(-1)
-            is_plain = offsets is None and sample_weights is None and call.eps is None and ids.numel() > 0
+            is_plain = offsets is None and sample_weights is None and call.eps is None and is_certain(ids.numel() > 0)
             if is_plain and (call.left_out == NO_ID or not call.mean):  # no `spread`
                 each = ids.numel() // call.n_bags
                 factor = call.factor / each if call.mean else call.factor
