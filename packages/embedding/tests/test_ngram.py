@@ -131,6 +131,22 @@ def test_module_has_the_tables_of_qwen(device):
     assert torch.equal(module(ids)[:, 3:], module(ids[:, 3:], ids[:, 1:3]))
 
 
+def test_module_made_without_memory_has_its_numbers_after_a_reset():
+    """As FSDP and torchtitan make models: each module fills in its own parameters and buffers."""
+    options = {"heads_per_ngram": 2, "table_size": 97, "layer_index": 1}
+    with torch.device("meta"):
+        module = NGramEmbedding(1000, 64, 7, **options)
+    module.to_empty(device="cpu")
+    for buffer in module.buffers():
+        buffer.fill_(2**62)
+    for each in module.modules():
+        each.reset_parameters()
+    whole = NGramEmbedding(1000, 64, 7, **options)
+    assert dict(whole.named_buffers()).keys() == dict(module.named_buffers()).keys()
+    assert all(torch.equal(buffer, module.get_buffer(name)) for name, buffer in whole.named_buffers())
+    assert module.ngram_embedding.weight.std() > 0.5
+
+
 IDS, TABLE, GOOD = torch.tensor([[1, 2]]), torch.randn(20, 4), ([3, 5, 7], [5, 5], [0, 5], 0, 3)
 WRONG = {
     "ids is torch.float32 and must be torch.int32 or torch.int64": (TypeError, {"ids": IDS.float()}),

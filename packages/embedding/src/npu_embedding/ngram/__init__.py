@@ -291,10 +291,20 @@ class NGramEmbedding(nn.Module):
         sizes = primes(table_size, layer_index * heads, heads)
         rows = -(-sum(sizes) // divisible_by) * divisible_by
         offsets = [sum(sizes[:head]) for head in range(heads)]
-        made = (multipliers(vocab_size, ngram_size, layer_index, seed), sizes, offsets)
-        for name, values in zip(("layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets"), made, strict=True):
+        self._numbers = {
+            "layer_multipliers": multipliers(vocab_size, ngram_size, layer_index, seed),
+            "ngram_heads_vocab_sizes": sizes,
+            "ngram_heads_offsets": offsets,
+        }
+        for name, values in self._numbers.items():
             self.register_buffer(name, torch.tensor(values, dtype=torch.int64, device=device))
         self.ngram_embedding = nn.Embedding(rows, embedding_dim // heads, sparse=sparse, device=device, dtype=dtype)
+
+    def reset_parameters(self) -> None:
+        """Fills in the multipliers, sizes and offsets, for a module made on the meta device; the table has its own reset."""
+        for name, values in self._numbers.items():
+            buffer = self.get_buffer(name)
+            buffer.copy_(torch.tensor(values, device=buffer.device))
 
     def forward(self, ids: Tensor, history: Tensor | None = None) -> Tensor:
         """[..., T, embedding_dim] for ids [..., T], after the ids `history` [..., ngram_size - 1]."""
