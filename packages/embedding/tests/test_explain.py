@@ -16,20 +16,23 @@ EXPLAINED = {
     "columns of a wider table": {"tokens": 300, "vocabulary": 40, "width": 123, "pitch": 200},
     "columns": {"tokens": 24, "vocabulary": 40, "width": 40000},
     "bags": {"tokens": 96, "vocabulary": 300, "width": 64, "bag": 4, "mode": "sum", "per_sample_weights": True},
+    "uneven bags": {"tokens": 96, "vocabulary": 300, "width": 64, "bags": 7, "mode": "sum", "per_sample_weights": True},
     "padding and a factor": {"tokens": 300, "vocabulary": 300, "width": 64, "padding_idx": 5, "multiplier": 8.0},
 }
 
 
-def run(place, tokens, vocabulary, width, pitch=None, bag=None, per_sample_weights=False, **options):
+def run(place, tokens, vocabulary, width, pitch=None, bag=None, bags=None, per_sample_weights=False, **options):
     """The call that `explain` has these options for."""
     table = torch.ones(vocabulary, pitch or width, dtype=torch.bfloat16)[:, :width]
     weight = lookup.leaf(table, place.torch) if pitch is None else table.to(place.torch).requires_grad_()
     indices, leaves = lookup.draw("zipf", tokens, vocabulary).to(place.torch), [weight]
-    if bag is None:
+    if bag is None and bags is None:
         out = embedding(indices, weight, **options)
     else:
-        leaves.append(torch.ones(tokens // bag, bag, dtype=torch.bfloat16, device=place.torch, requires_grad=True))
-        out = embedding_bag(indices.view(-1, bag), weight, per_sample_weights=leaves[1], **options)
+        shape = (tokens,) if bag is None else (tokens // bag, bag)
+        leaves.append(torch.ones(shape, dtype=torch.bfloat16, device=place.torch, requires_grad=True))
+        starts = None if bags is None else torch.arange(bags, device=place.torch) * 2
+        out = embedding_bag(indices.view(shape), weight, starts, per_sample_weights=leaves[1], **options)
     torch.autograd.grad(out, leaves, torch.ones_like(out))
 
 
@@ -81,7 +84,7 @@ def test_the_mode_is_of_bags_and_of_ngrams():
     concat, added = (explain(**call, ngram_size=3, heads=4, **mode) for mode in ({}, {"mode": "sum"}))
     assert [found.launches[0].flags["CONCAT"] for found in (concat, added)] == [True, False]
     assert str(explain(**call, bag=2)) == str(explain(**call, bag=2, mode="mean"))
-    with pytest.raises(ValueError, match="mode is 'sum' and must be left out where neither bag nor ngram_size is given"):
+    with pytest.raises(ValueError, match="mode is 'sum' and must be left out where neither bags nor ngram_size are given"):
         explain(**call, mode="sum")
     with pytest.raises(ValueError, match="mode is 'mean' and must be one of 'concat', 'sum'"):
         explain(**call, ngram_size=3, mode="mean")

@@ -72,6 +72,7 @@ def explain(
     multiplier: float | None = None,
     rms_norm_eps: float | None = None,
     bag: int | None = None,
+    bags: int | None = None,
     mode: Literal["sum", "mean", "concat"] | None = None,
     per_sample_weights: bool = False,
     ngram_size: int | None = None,
@@ -93,6 +94,7 @@ def explain(
         multiplier: of every row.
         rms_norm_eps: of the RMSNorm of every row; None: no RMSNorm.
         bag: as `embedding_bag`, with bags of so many indices.
+        bags: the same with offsets: so many bags of any lengths.
         mode: of bags, None: "mean"; or of an n-gram look-up, None: "concat".
         per_sample_weights: of bags: each index has a weight, with a gradient; mode "sum".
         ngram_size: of an n-gram look-up; None: indices are given.
@@ -105,30 +107,33 @@ def explain(
         UnknownDeviceError: the chip is not known, or none is named where there is none.
         ValueError: no call has these options.
     """
-    check_sizes(tokens=tokens, vocabulary=vocabulary, width=width, pitch=pitch, bag=bag, ngram_size=ngram_size, heads=heads)
+    check_sizes(tokens=tokens, vocabulary=vocabulary, width=width, pitch=pitch, bag=bag, bags=bags, ngram_size=ngram_size)
+    check_sizes(heads=heads)
     if pitch is not None and pitch < width:
         raise ValueError(f"pitch is {pitch} and must be at least width, {width}.")
     if tokens % (bag or 1):
         raise ValueError(f"tokens is {tokens} and must be a multiple of bag, {bag}.")
-    if sum(each is not None for each in (multiplier, bag, ngram_size)) > 1 or (per_sample_weights and bag is None):
-        raise ValueError("multiplier, bag and ngram_size exclude one another, and per_sample_weights goes with bag.")
-    if mode is not None and bag is None and ngram_size is None:
-        raise ValueError(f"mode is {mode!r} and must be left out where neither bag nor ngram_size is given.")
+    has_bags = bag is not None or bags is not None
+    if sum(each is not None for each in (multiplier, bag, bags, ngram_size)) > 1 or (per_sample_weights and not has_bags):
+        raise ValueError("multiplier, bag, bags and ngram_size exclude one another, and per_sample_weights goes with bags.")
+    if mode is not None and not has_bags and ngram_size is None:
+        raise ValueError(f"mode is {mode!r} and must be left out where neither bags nor ngram_size are given.")
     if mode is None:
         mode = "mean" if ngram_size is None else "concat"
     if ngram_size is not None and (padding_idx is not None or scale_grad_by_freq):
         raise ValueError("padding_idx and scale_grad_by_freq do not go with ngram_size.")
-    if rms_norm_eps is not None and (bag is not None or ngram_size is not None):
-        raise ValueError("rms_norm_eps goes with neither bag nor ngram_size.")
+    if rms_norm_eps is not None and (has_bags or ngram_size is not None):
+        raise ValueError("rms_norm_eps goes with neither bags nor ngram_size.")
     shape = (tokens,) if bag is None else (tokens // bag, bag)
     indices = torch.empty(shape, dtype=torch.int64, device="meta")
+    starts = None if bags is None else torch.empty(bags, dtype=torch.int64, device="meta")
     table = leaf(vocabulary, pitch or width, dtype=dtype, gradient=False)[:, :width].requires_grad_(backward)
     sample = leaf(*shape, dtype=dtype, gradient=backward) if per_sample_weights else None
     gradient = {"padding_idx": padding_idx, "scale_grad_by_freq": scale_grad_by_freq, "sparse": sparse}
 
     def look_up() -> Tensor:
-        if bag is not None:
-            return embedding_bag(indices, table, mode=mode, per_sample_weights=sample, **gradient)  # type: ignore[arg-type]
+        if has_bags:
+            return embedding_bag(indices, table, starts, mode=mode, per_sample_weights=sample, **gradient)  # type: ignore[arg-type]
         if ngram_size is None:
             return embedding(indices, table, multiplier=multiplier, rms_norm_eps=rms_norm_eps, **gradient)  # type: ignore[arg-type]
         factors, sizes, offsets = (torch.empty(n, dtype=torch.int64, device="meta") for n in (ngram_size, heads, heads))
@@ -137,14 +142,15 @@ def explain(
     def run() -> Mapping[str, int]:
         out = look_up()
         read = tokens * (1 if ngram_size is None else heads) * width * table.itemsize  # rows of the table
-        moved = {"forward": nbytes((indices, sample, out)) + read}
+        moved = {"forward": nbytes((indices, starts, sample, out)) + read}
         if backward:
             dweight, *dsample = gradients((out,), (table, sample))
-            moved["backward"] = nbytes((indices, sample, out, dweight._values() if sparse else dweight, *dsample))
+            moved["backward"] = nbytes((indices, starts, sample, out, dweight._values() if sparse else dweight, *dsample))
             moved["backward"] += read if per_sample_weights else 0
         return moved
 
     what = f"{tokens} rows" if ngram_size is None else f"{heads} rows ({mode}) for each of {tokens} tokens"
     what = what if bag is None else f"{tokens // bag} bags ({mode}) of {bag} rows"
+    what = what if bags is None else f"{bags} bags ({mode}) of {tokens} rows in all"
     call = f"Look-up of {what}, of {vocabulary} x {width} in {dtype},"
     return explain_run(call, run, chosen_chip(chip), names=NAMES)
