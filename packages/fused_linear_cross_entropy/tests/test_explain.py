@@ -23,7 +23,8 @@ WAYS = {
     Way.COLUMNS: {"bias": True, **SMALL},
     Way.DISTRIBUTIONS: {"log_probs": True, "softcap": 30.0},
 }
-EXPLAINED = {way.name: {**SIZES, **options} for way, options in WAYS.items()}
+PARTS = {"log_probs": True, "batch_invariant": True, "vocab_parts": 4, "chunk_tokens": 32}
+EXPLAINED = {way.name: {**SIZES, **options} for way, options in WAYS.items()} | {"parts": {**SIZES, **PARTS}}
 
 
 def comparable(steps):
@@ -37,7 +38,9 @@ def run(place, *, tokens, width, vocabulary, bias=False, log_probs=False, **opti
     x, weight = torch.zeros(tokens, width, **make), torch.zeros(vocabulary, width, **make)
     added = torch.zeros(vocabulary, **make) if bias else None
     target = torch.zeros(tokens, dtype=torch.int64, device=place.torch)
-    if log_probs:
+    if options.get("batch_invariant"):
+        linear_log_probs(x, weight, target, added, **options).sum().backward()
+    elif log_probs:
         found = linear_log_probs(x, weight, target, added, return_square_sum=True, return_mean_logit=True, **options)
         (found.log_probs + found.square_sum + found.mean_logit).sum().backward()
     else:
@@ -98,6 +101,8 @@ def test_options_of_the_loss_alone_are_refused_with_log_probs():
         explain(**SIZES, chip="H200", log_probs=True, label_smoothing=0.1)
     with pytest.raises(ValueError, match="class_weight must be left out where linear_log_probs is explained"):
         explain(**SIZES, chip="H200", log_probs=True, class_weight=True)
+    with pytest.raises(ValueError, match="vocab_parts must be left out where fused_linear_cross_entropy is explained"):
+        explain(**SIZES, chip="H200", vocab_parts=2)
 
 
 @pytest.mark.parametrize(("given", "measured"), [({}, 2132), ({"memory_budget": 128 * 2**20}, 1154)])

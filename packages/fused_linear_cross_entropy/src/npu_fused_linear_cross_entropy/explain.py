@@ -75,6 +75,8 @@ def explain(
     return_token_accuracy: bool = False,
     return_entropy: bool = False,
     log_probs: bool = False,
+    batch_invariant: bool = False,
+    vocab_parts: int = 1,
     chunk_tokens: int | None = None,
     memory_budget: int | None = None,
     teacher_width: int | None = None,
@@ -104,6 +106,7 @@ def explain(
         return_entropy: entropies too.
         log_probs: explain `linear_log_probs` with sum of squares and mean, in place of the loss; of the options above bias,
             softcap, logit_scale and entropies go with it. Its top_k, PyTorch's topk of each chunk, is not explained.
+        batch_invariant, vocab_parts: of `linear_log_probs`, without sum of squares and mean then.
         chunk_tokens: tokens of a chunk.
         memory_budget: bytes for logits and sums.
         teacher_width: elements of a row of a teacher's x, for `linear_distillation_loss`; None: there is no teacher.
@@ -131,19 +134,22 @@ def explain(
         "token_scaling": token_scaling,
         "return_token_accuracy": return_token_accuracy,
         "return_entropy": return_entropy,
+        "batch_invariant": batch_invariant,
+        "vocab_parts": vocab_parts,
         "chunk_tokens": chunk_tokens,
         "memory_budget": memory_budget,
     }
     name, function = "cross entropy", cast("Callable[..., Any]", fused_linear_cross_entropy)
+    teacher: tuple[Tensor, ...] = ()
+    more: dict[str, Any] = {}
     if log_probs:
         name, function, reduction = "log-probabilities", linear_log_probs, "none"
-        options = _options_of(linear_log_probs, options)
-        options |= {"return_square_sum": True, "return_mean_logit": True}
-    teacher: tuple[Tensor, ...] = ()
+        more = {} if batch_invariant else {"return_square_sum": True, "return_mean_logit": True}
     if teacher_width is not None:
         name, function = "distillation", linear_distillation_loss
         teacher = tuple(leaf(rows, teacher_width, dtype=dtype, gradient=False) for rows in (tokens, vocabulary))
-        options = {**_options_of(linear_distillation_loss, options), "teacher": teacher, "divergence": divergence}
+        more = {"teacher": teacher, "divergence": divergence}
+    options = _options_of(function, options) | more
     inputs, product = [x, weight, added], 2 * tokens * width * vocabulary
     flops = {"forward": product}
     is_one_number = reduction != "none" and not return_entropy
@@ -178,7 +184,7 @@ def _options_of(function: Callable[..., Any], options: Mapping[str, Any]) -> dic
     known = inspect.signature(function).parameters
     for name, value in options.items():
         is_given = value is not None and (isinstance(value, Tensor) or bool(value))
-        if name not in known and is_given and (name, value) != ("reduction", "mean"):
+        if name not in known and is_given and (name, value) not in (("reduction", "mean"), ("vocab_parts", 1)):
             raise ValueError(f"{name} must be left out where {function.__name__} is explained.")
     return {name: value for name, value in options.items() if name in known}
 
