@@ -145,7 +145,7 @@ class Spread(NamedTuple):
     Attributes:
         dy: [n_bags, D].
         weight: the forward's; None: neither dsample nor, of rows that are normalised, dx needs it.
-        rows: whether dx is asked for.
+        need_dx: whether dx is asked for.
         indices, offsets, base, sample_weights, n_bags, mean, factor, eps, left_out, first_row: the forward's.
     """
 
@@ -155,7 +155,7 @@ class Spread(NamedTuple):
     base: Tensor | None
     sample_weights: Tensor | None
     weight: Tensor | None
-    rows: bool
+    need_dx: bool
     n_bags: Size
     mean: bool
     factor: float
@@ -173,7 +173,7 @@ class Spread(NamedTuple):
         """dx [n, D] and dsample [n] in fp32; None for what is not asked for."""
         n, with_samples = self.indices.numel(), self.weight is not None and self.eps is None
         return {
-            "dx": Empty((n, self.dy.shape[1]), self.dtype) if self.rows else None,
+            "dx": Empty((n, self.dy.shape[1]), self.dtype) if self.need_dx else None,
             "dsample": Empty((n,), statistics_dtype(self.dy.dtype)) if with_samples else None,
         }
 

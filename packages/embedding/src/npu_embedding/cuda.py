@@ -277,7 +277,7 @@ def spread_positions(
     do_not_specialize=["n", "n_bags", "n_offsets", "n_each", "n_base", "first_row", "stop_row", "n_total", "i_padding"]
 )
 def sum_bags_kernel(
-    # As those of Ascend's kernel, but for
+    # As those of Ascend's kernel.
     p_index, p_offsets, p_base, p_sample, p_weight, p_steps, p_out,
     p_parts,  # fp32 [2 * windows, N]: partial sums of bags of more than PART ids; None without PART
     p_counts,  # int32 [2 * windows]: how many ids count in each; None without MEAN
@@ -380,7 +380,7 @@ def spread_bags_kernel(
 
 def bags_tiling(shape: RowShape, rule: BlockRule) -> CountTiling:
     """Blocks of a look-up of bags on CUDA."""
-    return rule.tiling(shape, {"BLOCK_M": 1 if rule is COPIES else _rows_under_way(shape, rule)})
+    return rule.tiling(shape, {"BLOCK_M": _rows_under_way(shape, rule)})
 
 
 def parts_tiling(shape: RowShape) -> CountTiling:
@@ -397,12 +397,12 @@ def spread_tiling(shape: RowShape) -> CountTiling:
     return COPIES.tiling(shape, {"BLOCK_M": _SPREAD}, per_program=_SPREAD)
 
 
-def norm_tiling(shape: RowShape, **blocks: int) -> CountTiling:
-    """Blocks of rows that are normalised, on CUDA: a row is a block, up to so many columns. `blocks`: more constants."""
+def norm_tiling(shape: RowShape) -> CountTiling:
+    """Blocks of rows that are normalised, on CUDA: a row is a block, up to so many columns."""
     columns = min(power_of_two(shape.width), _NORM_COLUMNS)
     return CountTiling(
         device=shape.device,
-        blocks=(("N", shape.width), ("BLOCK_N", columns), *blocks.items()),
+        blocks=(("N", shape.width), ("BLOCK_N", columns), ("BLOCK_M", 1)),
         column_blocks=ceil(shape.width / columns),
         warps=max(1, min(_NORM_WARPS, columns // _NORM_WARP_COLUMNS)),
         why="a row is a block: its squares are added in one program",

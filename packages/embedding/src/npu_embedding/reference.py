@@ -188,9 +188,7 @@ def normalise_backward(x: Tensor, dy: Tensor, eps: float) -> Tensor:
 
 
 def spread(call: Spread) -> tuple[Tensor | None, Tensor | None]:
-    """What dy [n_bags, D] gives to each id, dx [n, D] where `rows`, and with `weight` to each sample weight [n]; with `eps`
-    to none of these.
-    """
+    """dx [n, D] where `need_dx` or `eps`; dsample [n] where there is a `weight` and no `eps`."""
     dy, weight, n_bags = call.dy, call.weight, call.n_bags
     ids, bag, counted = _bag_of_ids(call)
     wide = statistics_dtype(dy.dtype)
@@ -207,7 +205,7 @@ def spread(call: Spread) -> tuple[Tensor | None, Tensor | None]:
         dsample = (found * share).sum(-1).masked_fill(~(inside & counted), 0)
     if call.sample_weights is not None:
         share = share * call.sample_weights.to(wide).unsqueeze(-1)
-    return share.to(call.dtype) if call.rows else None, dsample
+    return share.to(call.dtype) if call.need_dx else None, dsample
 
 
 def _bag_of_ids(call: Bags | Spread) -> tuple[Tensor, Tensor, Tensor]:

@@ -259,13 +259,16 @@ def bags(p: Plan, call: Bags) -> tuple[Slot]:
     label = _FORMATS.get(weight.dtype, "")
     flags: dict[str, Any] = {"FORMAT": label, "MEAN": call.mean, "NORM": norm}
     shape = RowShape(width=width, itemsize=call.dtype.itemsize, device=p.chip)
-    longest = n // call.n_bags if call.offsets is None else n  # ids of a bag at most
-    part = cuda.PART if on_cuda and longest > cuda.PART else 0
     chosen: Any
     if on_cuda:
-        flags["PART"] = part
-        rule = cuda.BAGS if part or call.offsets is not None else COPIES
-        chosen = cuda.norm_tiling(shape, BLOCK_M=1) if norm else cuda.bags_tiling(shape, rule)
+        longest = n // call.n_bags if call.offsets is None else n  # ids of a bag at most
+        flags["PART"] = cuda.PART if longest > cuda.PART else 0
+        if norm:
+            chosen = cuda.norm_tiling(shape)
+        elif flags["PART"] or call.offsets is not None:
+            chosen = cuda.bags_tiling(shape, cuda.BAGS)
+        else:
+            chosen = COPIES.tiling(shape, {"BLOCK_M": 1})
     else:  # decoding of e4m3 takes more tiles of the Unified Buffer than all else
         flags["SINGLE"] = n == call.n_bags
         by_row = label == "e4m3" or (call.offsets is not None and not norm)
@@ -290,7 +293,7 @@ def bags(p: Plan, call: Bags) -> tuple[Slot]:
 
 
 def spread(p: Plan, call: Spread) -> tuple[Slot | None, Slot | None]:
-    """dx [n, D] of each position where `rows`; with `weight` the gradient of sample weights, fp32 [n]."""
+    """dx [n, D] where `need_dx`; dsample, fp32 [n], where there is a `weight` and no `eps`."""
     from .. import cuda
     from . import ascend
 
@@ -299,11 +302,11 @@ def spread(p: Plan, call: Spread) -> tuple[Slot | None, Slot | None]:
     if not n or not width or not call.n_bags or no_rows:
         dsample = p.new(wanted["dsample"])
         return None if dx is None else fill(p, dx, 0), None if dsample is None else fill(p, dsample, 0)
-    if p.chip.kind == "cuda":
-        module: Any = cuda
-        choose = functools.partial(cuda.norm_tiling, BLOCK_M=1) if norm else cuda.spread_tiling
-    else:
-        module, choose = ascend, ascend.spread_tiles_tiling if norm else ascend.spread_tiling
+    on_cuda = p.chip.kind == "cuda"
+    module: Any = cuda if on_cuda else ascend
+    choose = module.spread_tiling
+    if norm:
+        choose = cuda.norm_tiling if on_cuda else ascend.spread_tiles_tiling
     shape = RowShape(width=width, itemsize=call.dtype.itemsize, device=p.chip)
     tiling = p.decide("embedding bags backward", choose(shape), {"MEAN": call.mean, "NORM": norm})
     if norm and tiling.column_blocks > 1:
@@ -311,21 +314,21 @@ def spread(p: Plan, call: Spread) -> tuple[Slot | None, Slot | None]:
         p.torch(_normalise_backward, dx, x, call.dy, call.eps, call.factor, writes=[dx])
         return dx, None
     dy, weight = dense_rows(p, call.dy), dense_rows(p, call.weight)
-    parts = p.new(None if wanted["dsample"] is None else Empty((tiling.column_blocks, n), torch.float32))
+    partials = p.new(None if wanted["dsample"] is None else Empty((tiling.column_blocks, n), torch.float32))
     p.launch(
         module.spread_bags_kernel,
         "embedding bags backward",
-        tiling.grid(n if p.chip.kind == "cuda" else call.n_bags),
+        tiling.grid(n if on_cuda else call.n_bags),  # a program of CUDA's kernel takes positions, one of Ascend's bags
         reads={"p_dy": dy, **_ids(p, call), "p_weight": weight},
-        writes={"p_dx": dx, "p_dsample": parts},
+        writes={"p_dx": dx, "p_dsample": partials},
         sizes=_sizes(call, 0 if weight is None else weight.shape[0])
         | {"s_dy": dy.strides[0], "s_weight": 0 if weight is None else weight.strides[0]},
     )
-    if parts is None:
+    if partials is None:
         return dx, None
     if tiling.column_blocks > 1:
-        return dx, p.torch(torch.sum, parts, 0, makes=wanted["dsample"])
-    return dx, p.view(parts, (n,), (1,))
+        return dx, p.torch(torch.sum, partials, 0, makes=wanted["dsample"])
+    return dx, p.view(partials, (n,), (1,))
 
 
 def _ids(p: Plan, call: Any) -> dict[str, Any]:
@@ -412,7 +415,7 @@ class _Bags(Function):
                         base=base,
                         sample_weights=sample_weights,
                         weight=weight,
-                        rows=asks_rows,
+                        need_dx=asks_rows,
                         n_bags=call.n_bags,
                         mean=call.mean,
                         factor=call.factor,

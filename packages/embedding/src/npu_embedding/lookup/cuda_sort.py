@@ -45,6 +45,7 @@ _RANKED_AT_ONCE = 16384  # indices whose sorted groups become one run in one lau
 _RANKED_TOGETHER = 32  # keys of a program
 _SEARCH_BITS = 2
 _ZEROED = 4096  # marks, by a program
+_MARKING = 512  # indices, by a program that marks their rows
 _UNIT = 4  # int32 that begin at a multiple of 16 bytes, which Triton's kernels are compiled for
 _LAST = tl.constexpr(2**31 - 2)  # after all keys, and one more is an int32 too
 
@@ -245,11 +246,6 @@ def rank_stages(n: int) -> tuple[Stage, ...]:
     return (_ALL_GROUPS,) if n <= _RANKED_AT_ONCE else (_SETS, _ALL_SETS)
 
 
-def mark_tiling(device: Device) -> CountTiling:
-    """That of the launch that marks rows and makes keys."""
-    return RULE_OF[Way.SORTED].tiling(device, {"BLOCK_M": 512}, 512)
-
-
 class Sorted(NamedTuple):
     """Indices [n], sorted by row of the table.
 
@@ -332,11 +328,11 @@ def _mark_rows(p: Plan, gradient: Gradient, keys: Slot | None) -> tuple[Slot, Sl
     zeros = fill(p, p.new(Empty((_UNIT + ceil(gradient.n_rows / INT32.itemsize),), INT32)), 0)
     marks = p.view(zeros, (gradient.n_rows,), (1,), _UNIT * INT32.itemsize, dtype=INT8)
     inside = p.view(zeros, (1,), (1,))
-    name = "embedding backward, marks"
+    name, tiling = "embedding backward, marks", RULE_OF[Way.SORTED].tiling(p.chip, {"BLOCK_M": _MARKING}, _MARKING)
     p.launch(
         mark_rows_kernel,
         name,
-        p.decide(name, mark_tiling(p.chip), flags={"KEYS": keys is not None}).grid(gradient.indices.numel()),
+        p.decide(name, tiling, flags={"KEYS": keys is not None}).grid(gradient.indices.numel()),
         reads={"p_index": gradient.indices},
         writes={"p_key": keys, "p_marks": marks, "p_inside": inside},
         sizes=gradient.sizes,
