@@ -94,10 +94,9 @@ def attn_res_bank(
         dtype=output_dtype,
         save=return_weights,
     )
-    reads_alone = append is in_place is False and type(scale) is float and scale == 1.0 and type(bank) in _KINDS
-    results = None
-    if reads_alone and type(n_blocks) in _COUNTS:
-        results = FORWARD.if_checked("attn_res_bank", _with_blocks(call, bank, n_blocks))
+    is_recognised = append is False and in_place is False and type(scale) is float and scale == 1.0
+    is_recognised = is_recognised and type(bank) in _KINDS and type(n_blocks) in _COUNTS
+    results = FORWARD.if_checked("attn_res_bank", _with_blocks(call, bank, n_blocks)) if is_recognised else None
     if results is None:
         weights = (query, rms_weight, output_rms_weight)
         flags = {"append": append, "in_place": in_place, "return_weights": return_weights}
@@ -122,7 +121,7 @@ def attn_res_bank(
         if written:
             results = _write(call, bank, written, recorded)
         else:
-            results = FORWARD(call, "attn_res_bank" if reads_alone else None)
+            results = FORWARD(call, "attn_res_bank" if is_recognised else None)
     h, y, new_prefix, score, *_ = results
     alpha = _weights(score, call.device_count, prefix.shape[:-1]) if return_weights else None
     y, new_prefix = None if output_rms_weight is None else y, prefix if layer_output is None else new_prefix
@@ -152,16 +151,14 @@ def _write(
     is_noted = isinstance(bank, Tensor) and has_versions(bank)
     with versions_noted(bank, place if call.append else None) if is_noted else nullcontext():
         h, y, new_prefix, score, *_ = UPDATE(call) if by_kernel else FORWARD(call)
-        if call.layer_output is None or (call.in_place and by_kernel and not recorded):
-            new_prefix = prefix
         if by_kernel and not recorded:
             count_as_written(list(written.values()))
-        elif isinstance(bank, Tensor) and call.append:
-            write_block(bank, place, new_prefix, by_kernel)
-        if call.in_place and (recorded or not by_kernel):
-            write_memory(prefix, new_prefix, by_kernel)
-            new_prefix = prefix
-    return h, y, new_prefix, score
+        else:
+            if call.append:
+                write_block(bank, place, prefix if call.layer_output is None else new_prefix, by_kernel)
+            if call.in_place:
+                write_memory(prefix, new_prefix, by_kernel)
+    return h, y, prefix if call.in_place else new_prefix, score
 
 
 @torch.no_grad()
