@@ -87,7 +87,7 @@ class _AttnRes(Function):
         _, in_place = update or (False, False)
         weights = (query, rms_weight, output_rms_weight)
         is_noted = stacked and prefix is not None and has_versions(blocks[0])
-        ctx.read = ReadBlocks(blocks[0], n_blocks if device_count is None else None) if is_noted else None
+        ctx.blocks_read = ReadBlocks(blocks[0], n_blocks if device_count is None else None) if is_noted else None
         save_statistics = True
         options = (stacked, n_blocks, eps, norm_eps, dtype, save_statistics, *update)
         h, y, new_prefix, *statistics = run(blocks, device_count, prefix, layer_output, *weights, *options)
@@ -120,8 +120,8 @@ class _AttnRes(Function):
                 raise RuntimeError(
                     "prefix was written to again after in_place=True and must keep its values until the backward."
                 )
-            if ctx.read is not None and not torch.compiler.is_compiling():  # its tensors have no versions
-                ctx.read.check()
+            if ctx.blocks_read is not None and not torch.compiler.is_compiling():  # its tensors have no versions
+                ctx.blocks_read.check()
             h, query, rms_weight, output_rms_weight, score, rstd, lse, norm_rstd, device_count, prefix, *blocks = (
                 ctx.saved_tensors
             )
@@ -159,9 +159,9 @@ def split_gradient(
     return gradient if need_prefix else None, d_output
 
 
-def _without_version_check(bank: Tensor) -> Tensor:
-    """The same memory, of which autograd checks no version: appends change it (see `ReadBlocks`)."""
-    return bank.data
+def _without_version_check(memory: Tensor) -> Tensor:
+    """The same memory, of which autograd checks no version: `ReadBlocks` and `ctx.overwritten` do."""
+    return memory.data
 
 
 def _with_gradient(run: Any, blocks: Any, *others: Any) -> Any:

@@ -40,7 +40,7 @@ class Shape:
         itemsize: bytes of an element: of the tensor with the widest elements that a tile has rows of.
         layers: rows of one token that are computed at once.
         row_stride: the largest distance, in elements, from one row to the next in the tensors that are given.
-        n_sources: rounded up (`sources_on_chip` in sources.py); 0 on Ascend, and where the tiling does not depend on it.
+        n_sources: see `rounded_up_sources` in sources.py; 0 where the tiling does not depend on it.
         prefix: whether a prefix is one more source, of any dtype.
         normalised: forward: whether the RMSNorm of h is stored too.
         fp32_dh: backward: whether the gradient of h is fp32, whatever the sources are; tilings for CUDA depend on it.

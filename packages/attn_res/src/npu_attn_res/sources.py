@@ -170,10 +170,10 @@ def choose(shape: Shape, chip: Device) -> TokenTiling | None:
     return cuda.choose(shape, chip) if chip.kind == "cuda" else ascend.choose(shape, chip)
 
 
-def sources_on_chip(n_sources: int, chip: Device) -> int:
-    """`Shape.n_sources`, which tilings for CUDA depend on: rounded up so that few kernels are compiled.
+def rounded_up_sources(n_sources: int, chip: Device) -> int:
+    """`Shape.n_sources`: up to 8 a power of two, above 8 a multiple of an eighth of one, so that few kernels are compiled.
 
-    Up to 8 to a power of two, above to an eighth of the next power of two.
+    0 on Ascend, whose tilings do not depend on it.
     """
     if chip.kind != "cuda":
         return 0
