@@ -431,7 +431,7 @@ def gradients(call: Any) -> Results:
 
 
 def is_unfinished(call: Any) -> bool:
-    """Whether a forward leaves factors of its gradients to the backward (see `target_facts` in loss/reference.py)."""
+    """Whether a forward leaves factors of its gradients to the backward (see `write_target_facts` in loss/reference.py)."""
     if call.x.dtype != torch.float16 or not any(call.needs):
         return False
     is_weighted = getattr(call, "class_weight", None) is not None or getattr(call, "token_weight", None) is not None

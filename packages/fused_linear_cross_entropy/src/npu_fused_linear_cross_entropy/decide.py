@@ -330,7 +330,7 @@ class Shape(NamedTuple):
         bias_dtype: None where there is no bias.
         options: of the loss.
         needs: which gradients are computed.
-        unfinished: whether factors of the gradients are left for later (see `target_facts` in loss/reference.py).
+        unfinished: whether factors of the gradients are left for later (see `write_target_facts` in loss/reference.py).
         writes_fp32: whether matrix products of x's dtype can be fp32.
         frozen_width: of the columns of x, those of a weight that is not trained; the others are an adapter's.
         is_readable: whether a kernel's own matrix product can read x and the weight (see `is_possible` in tiling.py).

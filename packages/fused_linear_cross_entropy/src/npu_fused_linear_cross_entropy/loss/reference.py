@@ -9,8 +9,8 @@ target's, W the sum of all w, N the rows that are not ignored and S the sum of w
     loss          "mean": sum of row / N (weighted: / S) + z-loss / N      "sum", "none": row + z-loss
     token_scaling multiplies all of a row by exp(z_y - L), as a constant
 
-The gradient of a row's loss with respect to z is exp(z - k) (a + q (z_i - k)) - c w_i - b [i = y] with factors that
-`coefficients` gives, 1 / S in a and q, for k the largest z and S = sum exp(z - k); q and a part of a belong to the entropy
+The gradient of a row's loss with respect to z is exp(z - k) (a + q (z_i - k)) - c w_i - b [i = y] with factors of
+`coefficients_of`, 1 / S in a and q, for k the largest z and S = sum exp(z - k); q and a part of a belong to the entropy
 H = L - sum p z, p = exp(z - k) / S, whose gradient is -p (z - L + H). Differences from k come first: L is rounded.
 
 All arithmetic is fp32 (fp64 for fp64 input); the gradient of the logits is rounded to x's dtype before it meets x and the
@@ -200,7 +200,7 @@ def coefficients_of(
 
 
 def join_statistics(parts: Tensor, statistics: Tensor) -> None:
-    """Joins the statistics of ranks, parts [ranks, 7, tokens], into those of all columns, [7, tokens]. Overwrites parts."""
+    """Joins statistics of parts of the columns, [parts, 7, tokens], into those of all, [7, tokens]. Overwrites `parts`."""
     maxima, top = parts[:, MAXIMUM], statistics[MAXIMUM]
     torch.amax(maxima, 0, out=top)
     # Of a row with NaN any place will do: one of them is less than infinity.

@@ -1,7 +1,7 @@
 """The arithmetic on rows, vectors of [tokens]: kernels, their tiles, and their launches. Formulas: reference.py.
 
 From the targets alone come columns, class weights and factors; from statistics losses and the gradient's factors; statistics
-of ranks are joined.
+of parts of the vocabulary are joined.
 
 A tile is BLOCK_M rows; programs stride over the tiles. Sums over rows are kept for every lane and reduced once. One program
 stores the result (LAST); several store a row of partial sums each, which one more launch adds, in the same order every time.
@@ -408,16 +408,16 @@ def load_statistics(p_row, s_statistics, m_row):
     return b_max, b_sum, b_z, b_total, b_dot, b_place, b_weight
 
 
-@triton.jit(do_not_specialize=["n_rows", "s_statistics", "n_ranks"])
+@triton.jit(do_not_specialize=["n_rows", "s_statistics", "n_parts"])
 def cross_entropy_join_kernel(
-    p_parts,  # fp32 [ranks, 7, rows], contiguous: statistics of each rank's columns
-    p_statistics,  # fp32 [7, rows]: of all columns
+    p_parts,  # fp32 [parts, 7, rows], contiguous: statistics of each part's columns
+    p_statistics,  # fp32 [7, rows]: of all columns; undefined where no option asks for them
     n_rows,
     s_statistics,
-    n_ranks,
+    n_parts,
     BLOCK_M: tl.constexpr,
 ):
-    """Joins the statistics of a vocabulary's parts, in any order. Statistics that no option asks for are undefined."""
+    """Joins statistics of a vocabulary's parts, from the first to the last, whichever columns each of them has."""
     # lint: allow nan-maximum: one number a row, of which a core has a few thousand
     # lint: allow short-transfer: one number a row; tiles of 1024 rows leave rows for more cores
     o_row = tl.arange(0, BLOCK_M)
@@ -426,8 +426,8 @@ def cross_entropy_join_kernel(
         m_row = o_row < n_rows - i_row
         p_part = p_parts + i_row + o_row
         b_max, b_sum, b_z, b_total, b_dot, b_place, b_weight = load_statistics(p_part, n_rows, m_row)
-        for i_rank in tl.range(1, n_ranks):
-            p_next = p_part + i_rank.to(tl.int64) * (7 * n_rows)
+        for i_part in tl.range(1, n_parts):
+            p_next = p_part + i_part.to(tl.int64) * (7 * n_rows)
             b_max1, b_sum1, b_z1, b_total1, b_dot1, b_place1, b_weight1 = load_statistics(p_next, n_rows, m_row)
             b_total = merge_totals(b_max, b_total, b_weight, b_max1, b_total1, b_weight1)
             b_place = tl.where(b_max1 == b_max, tl.minimum(b_place, b_place1), b_place)  # the first of equal maxima
@@ -537,7 +537,7 @@ _COUNTED = 2**24  # integers below are fp32 numbers
 def target_facts(
     p: Plan, target: Any, class_weight: Any, divisor: Any, options: Options, exact: Any, dweight_scale: float | None
 ) -> TargetFacts:
-    """See `target_facts` in reference.py; the sums of many rows, or of ranks, are one more launch."""
+    """See `write_target_facts` in reference.py; the sums of many rows, or of ranks, are one more launch."""
     target, is_mean = p.contiguous(target), options.reduction == "mean"
     if divisor is not None:
         dtype = divisor.dtype if divisor.dtype in _READ else FP32
@@ -580,7 +580,7 @@ def target_facts(
 
 
 def losses(p: Plan, facts: TargetFacts, statistics: Any, options: Options, results: Results) -> tuple[Any, ...]:
-    """The first six of a loss's results; see `losses` in reference.py."""
+    """The first six of a loss's results; see `write_losses` in reference.py."""
     is_reduced, tokens = options.reduction != "none", statistics.shape[1]
     is_summed = is_reduced or options.return_token_accuracy
     tiling = row_tiling(RowKernel.LOSSES, p.chip)
@@ -618,7 +618,7 @@ def losses(p: Plan, facts: TargetFacts, statistics: Any, options: Options, resul
 
 
 def coefficients(p: Plan, facts: TargetFacts, statistics: Any, options: Options, dloss: Any, dentropy: Any) -> Any:
-    """[5, tokens], see `coefficients` in reference.py; q is written only with entropies."""
+    """[5, tokens], see `coefficients_of` in reference.py; q is written only with entropies."""
     tokens, result = statistics.shape[1], p.new(Empty((COEFFICIENTS, statistics.shape[1]), FP32))
     each_loss, each_entropy = (_dense(p, None if type(each) is float else each) for each in (dloss, dentropy))
     of_rows = {"p_statistics": statistics, "p_columns": facts.columns, "p_target_weight": facts.target_weight}
@@ -650,8 +650,8 @@ def coefficients(p: Plan, facts: TargetFacts, statistics: Any, options: Options,
 
 
 def join(p: Plan, parts: Any, statistics: Any) -> None:
-    """See `join` in reference.py."""
-    ranks, _, tokens = parts.shape
+    """See `join_statistics` in reference.py."""
+    n_parts, _, tokens = parts.shape
     name, tiling = "cross_entropy_join_kernel", row_tiling(RowKernel.JOIN, p.chip)
     p.decide(name, tiling)
     p.launch(
@@ -660,7 +660,7 @@ def join(p: Plan, parts: Any, statistics: Any) -> None:
         tiling.grid(tokens),
         reads={"p_parts": parts},
         writes={"p_statistics": statistics},
-        sizes={"n_rows": tokens, "s_statistics": statistics.strides[0], "n_ranks": ranks},
+        sizes={"n_rows": tokens, "s_statistics": statistics.strides[0], "n_parts": n_parts},
     )
 
 
