@@ -140,8 +140,8 @@ def linear_log_probs(
     options = checked_options(weight, Part(process_group, vocab_range, vocab_size), options)
     if asked.top_k > options.vocab_size:
         raise ValueError(f"top_k is {top_k} and must be at most {options.vocab_size}, the size of the vocabulary.")
-    is_more = ids is not None or any(asked)
-    if target is None and (return_is_top or counted_tokens is not None or not is_more):
+    asks_more = ids is not None or any(asked)
+    if target is None and (return_is_top or counted_tokens is not None or not asks_more):
         raise ValueError("target is None and must be a tensor, unless ids or outputs that need no target are asked for.")
     if batch_invariant and (counted_tokens is not None or sequence_parallel):
         raise ValueError("counted_tokens and sequence_parallel must be left out where batch_invariant is True.")
@@ -157,12 +157,8 @@ def linear_log_probs(
         if target is None:
             raise ValueError("kept must be left out where target is None.")
         ids = kept if ids is None else torch.cat((ids.long(), kept.long()), -1)
-    is_loss = (
-        has_target
-        and ids is None
-        and not isinstance(temperature, Tensor)
-        and not any((asked.top_k, asked.square_sum, asked.mean_logit, asked.is_top))
-    )
+    more_than_a_loss = (asked.top_k, asked.square_sum, asked.mean_logit, asked.is_top)
+    is_loss = has_target and ids is None and not isinstance(temperature, Tensor) and not any(more_than_a_loss)
     if vocab_parts > 1:
         _check_parts(weight, batch_invariant and is_loss, options)
     if has_target and counted_tokens is None and (batch_invariant or not is_loss) and can_be_read(targets):
@@ -180,22 +176,20 @@ def linear_log_probs(
     elif is_loss and not batch_invariant:
         found = score(x, targets, None, None)
     else:
-        more = -targets.numel() % options.chunk_tokens if batch_invariant and options.chunk_tokens else 0
+        n_padding = -targets.numel() % options.chunk_tokens if batch_invariant and options.chunk_tokens else 0
 
         def rows(tensor: Tensor, value: int) -> Tensor:
             flat = tensor.reshape(-1, *tensor.shape[len(shape) :])
             # Copied even without padding: a framework chooses a product by the address and strides too.
-            return torch.cat((flat, flat.new_full((more, *flat.shape[1:]), value))) if batch_invariant else flat
+            return torch.cat((flat, flat.new_full((n_padding, *flat.shape[1:]), value))) if batch_invariant else flat
 
         chosen = (None if ids is None else rows(ids, ignore_index), None if rates is None else rows(rates, 1))
         of_rows = score(rows(x, 0), rows(targets.long(), ignore_index), *chosen)
         tokens = targets.numel()
         found = LogProbs(*[None if one is None else one[:tokens].view((*shape, *one.shape[1:])) for one in of_rows])
-    if is_loss and found.log_probs is not None:
-        found = replaced(found, log_probs=-found.log_probs)
     if kept is not None:
         found = _renormalised(found, kept, are_counted(targets, ignore_index), ignore_index)
-    if is_more:
+    if asks_more:
         return found
     assert found.log_probs is not None
     return found.log_probs
@@ -212,11 +206,11 @@ def _score(
     has_target: bool,
     is_loss: bool,
 ) -> LogProbs:
-    """The outputs of tokens x with this layer, the log-probabilities negated where they are a loss."""
+    """The outputs of tokens x with this layer."""
     options = layer.options
     if is_loss:
         found = run_loss(replaced(layer, x=x, target=target))
-        return LogProbs(found.loss, found.entropy)
+        return LogProbs(-found.loss, found.entropy)
     columns = _columns(target if has_target else None, ids, options.ignore_index)
     of_layer = (layer.frozen, layer.weight_grad, replaced(options, return_entropy=False))
     call = Distributions(x, layer.weight, layer.bias, columns, rates, *of_layer, asked.top_k, asked.is_top)
