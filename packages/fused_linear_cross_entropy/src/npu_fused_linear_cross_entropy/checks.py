@@ -376,48 +376,48 @@ def loss_of_parts(run: Callable[[Forward], LinearCrossEntropyOutput], call: Forw
     x, target, class_weight, divisor = call.x, call.target, call.class_weight, call.divisor
     names = ("x", "weight", "target", "bias", "class_weight")
     shards = Shards({name: getattr(call, name) for name in names})
-    placed = shards.rows("x")
-    table = shards.check("weight", lambda _, p: is_replicated(p) or shard(p) == 0, "Replicate() or Shard(0)")
+    of_x = shards.rows("x")
+    of_weight = shards.check("weight", lambda _, p: is_replicated(p) or shard(p) == 0, "Replicate() or Shard(0)")
     shards.check(
-        "weight", lambda i, p: is_replicated(p) or is_replicated(placed[i]) or shard(placed[i]) == 0,
+        "weight", lambda i, p: is_replicated(p) or is_replicated(of_x[i]) or shard(of_x[i]) == 0,
         "Replicate() where x is split along another dimension than its first"
     )  # fmt: skip
-    tokens, is_gathered = _of_target(shards, x.shape[0], placed, table)
-    shards.alike("target", tokens, "x")
+    of_target, is_gathered = _placements_of_target(shards, x.shape[0], of_x, of_weight)
+    shards.alike("target", of_target, "x")
     for name in ("bias", "class_weight"):
-        shards.alike(name, table, "weight")
+        shards.alike(name, of_weight, "weight")
     options = _part_of_vocabulary(shards, replaced(options, sequence_parallel=is_gathered))
-    if not all(map(is_replicated, tokens)):
+    if not all(map(is_replicated, of_target)):
         divisor = _count(target, class_weight, divisor, options)
     if divisor is not None and is_distributed((divisor,)):
         divisor = divisor.full_tensor()  # type: ignore[attr-defined]
-    gradient = [w if shard(w) == 0 else s for w, s in zip(table, summed(tokens), strict=True)]
-    own = {"x": placed, "weight": gradient, "bias": gradient}
-    local: dict[str, Any] = {name: shards.local(name, own.get(name)) for name in names}
+    of_dweight = [w if shard(w) == 0 else s for w, s in zip(of_weight, summed(of_target), strict=True)]
+    of_gradients = {"x": of_x, "weight": of_dweight, "bias": of_dweight}
+    local: dict[str, Any] = {name: shards.local(name, of_gradients.get(name)) for name in names}
     outputs = run(replaced(call, **local, divisor=divisor, options=options))
 
     def wrap(name: str, part: Tensor | None) -> Tensor | None:
         if part is None:
             return None
         by_token = name in _BY_TOKEN or options.reduction == "none" and name != "token_accuracy"
-        return shards.wrap(part, tokens if by_token else summed(tokens), target.shape if by_token else ())
+        return shards.wrap(part, of_target if by_token else summed(of_target), target.shape if by_token else ())
 
     wrapped: dict[str, Any] = {name: wrap(name, part) for name, part in zip(outputs._fields, outputs, strict=True)}
     return LinearCrossEntropyOutput(**wrapped)
 
 
-def _of_target(
-    shards: Shards, rows: int, placed: Sequence[Placement], table: Sequence[Placement]
+def _placements_of_target(
+    shards: Shards, rows: int, of_x: Sequence[Placement], of_weight: Sequence[Placement]
 ) -> tuple[tuple[Placement, ...], bool]:
     """The placements of the target, and whether ranks that have parts of the vocabulary gather x."""
     from torch.distributed.tensor import Replicate
 
-    gathers = [shard(p) == 0 and not is_replicated(w) for p, w in zip(placed, table, strict=True)]
+    gathers = [shard(p) == 0 and not is_replicated(w) for p, w in zip(of_x, of_weight, strict=True)]
     for dimension, gathered in enumerate(gathers):
         ranks = shards.mesh.size(dimension)
         if gathered and rows % ranks:
             shards.refuse("x", dimension, f"Replicate(), or have a multiple of {ranks} rows along dimension 0, not {rows}")
-    return tuple(Replicate() if gathered else p for p, gathered in zip(placed, gathers, strict=True)), any(gathers)
+    return tuple(Replicate() if gathered else p for p, gathered in zip(of_x, gathers, strict=True)), any(gathers)
 
 
 def _part_of_vocabulary(shards: Shards, options: Options) -> Options:
