@@ -189,25 +189,29 @@ def loss_of(
     options = call.options
     check_loss(call.x, call.weight, call.target, call.bias, call.class_weight, call.frozen, options)
     check_counted(counted_tokens, call.target, options)
-    each = None if token_weight is None else checked_token_weight(token_weight, call.x, call.target.shape)
+    if token_weight is not None:
+        token_weight = checked_token_weight(token_weight, call.x, call.target.shape)
     if counted_tokens is None:
-        return _weighted(call, each)
-    run = lambda x, target, each: _weighted(replaced(call, x=x, target=target), each)  # noqa: E731
-    found: LinearCrossEntropyOutput = of_counted_tokens(run, call.x, call.target, options, counted_tokens, (each,))
+        return _weighted(call, token_weight)
+
+    def run(x: Tensor, target: Tensor, token_weight: Tensor | None) -> LinearCrossEntropyOutput:
+        return _weighted(replaced(call, x=x, target=target), token_weight)
+
+    found: LinearCrossEntropyOutput = of_counted_tokens(run, call.x, call.target, options, counted_tokens, (token_weight,))
     return found
 
 
-def _weighted(call: Forward, each: Tensor | None) -> LinearCrossEntropyOutput:
-    """The loss of checked tensors and weights [...] of the tokens; None for 1."""
+def _weighted(call: Forward, token_weight: Tensor | None) -> LinearCrossEntropyOutput:
+    """The loss of checked tensors."""
     options = call.options
-    if each is None:
+    if token_weight is None:
         return run_loss(call)
     if options.reduction == "none":
         found = run_loss(call)
-        each = torch.where(are_counted(call.target, options.ignore_index), each, 0.0)
-        z_loss = None if found.z_loss is None else found.z_loss * each
-        return replaced(found, loss=found.loss * each, z_loss=z_loss)
-    divisor = divisors(each, call.target, call.class_weight, call.divisor, options)
+        factor = torch.where(are_counted(call.target, options.ignore_index), token_weight, 0.0)
+        z_loss = None if found.z_loss is None else found.z_loss * factor
+        return replaced(found, loss=found.loss * factor, z_loss=z_loss)
+    divisor = divisors(token_weight, call.target, call.class_weight, call.divisor, options)
     return run_loss(replaced(call, divisor=divisor, options=replaced(options, reduction="mean")))
 
 
