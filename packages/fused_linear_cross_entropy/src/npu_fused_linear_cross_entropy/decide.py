@@ -595,7 +595,7 @@ def _split_as_agreed(shape: Shape, demand: Demand, agreed: Chunks | None) -> tup
 def _split_within_limits(
     shape: Shape, demand: Demand, chunk_tokens: int | None, memory_budget: int | None
 ) -> tuple[Chunks, torch.dtype]:
-    """The same within these limits.
+    """Chunks within these limits, and the dtype of the sums.
 
     Sums are fp32 although the weight is narrower if several chunks of tokens add to them, and a given budget holds them
     beside the logits. The default budget is for logits alone: sums that take less than it, and less than 600 MiB, come
@@ -681,8 +681,8 @@ def dweight_bytes(shape: Shape) -> int:
 
 def _demand(shape: Shape, **others: Any) -> Demand:
     """What demands of both products have."""
-    is_last = shape.task is Task.LOSS_AND_GRADIENTS  # a weight_grad holds other gradients
+    is_new = shape.task is Task.LOSS_AND_GRADIENTS  # the memory of the weight's gradient; a weight_grad holds gradients
     may_keep = dweight_bytes(shape) and shape.bias_dtype is None and shape.options.shift_invariant
-    keeps = is_last and may_keep and can_use_exponentials(shape)
+    keeps = is_new and may_keep and can_use_exponentials(shape)
     kept, sizes = shape.x_dtype.itemsize if keeps else 0, (shape.tokens, shape.width, shape.vocabulary)
     return Demand(*sizes, dweight_bytes=dweight_bytes(shape), kept_bytes=kept, **others)

@@ -88,17 +88,16 @@ class Loss:
         if p.chip is not None and self._class_weight is not None and self._class_weight.dtype == torch.float64:
             made = Empty(self._class_weight.shape, torch.float32)
             self._class_weight = p.torch(torch.Tensor.float, self._class_weight, makes=made)  # kernels read no fp64
-        self._facts_of(call)
+        self._set_facts(call)
 
-    def _facts_of(self, call: Any) -> None:
+    def _set_facts(self, call: Any) -> None:
         """Facts of the targets, with divisors of single tokens as factors of their losses and gradients."""
         p, tiling, divisor = self.p, self.tiling, call.divisor
-        self.factors = self._gradient_factors = None  # the second of the gradients of losses
-        self._row_options = self.options
+        self.factors, self._row_options = None, self.options
         if divisor is not None and divisor.dim():
             self.factors = p.torch(_inverse, flat(p, divisor), tiling.exact, makes=Empty((divisor.numel(),), tiling.exact))
             divisor, self._row_options = None, self.options._replace(reduction="none")
-        self._gradient_factors = self.factors
+        self._gradient_factors = self.factors  # of the losses' gradients
         scale = tiling.dweight_scale if tiling.shape.unfinished else None
         given = (flat(p, call.target), self._class_weight, divisor)
         self.facts = self.steps.target_facts(p, *given, self._row_options, tiling.exact, scale)
