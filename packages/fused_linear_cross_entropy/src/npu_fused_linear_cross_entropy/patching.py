@@ -89,11 +89,9 @@ def patch(
 
 
 def _recognise(module: nn.Module, options: _Options) -> Replacement | str | None:
-    known: Any = type(module)
-    is_called_so = known.__name__.endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel"))
     if isinstance(module, _Patched):
         return "it is patched already"
-    if not is_called_so:
+    if not type(module).__name__.endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")):
         return None
     own = inspect.getattr_static(module, "loss_function", None)
     if own is None and "loss_function" not in module._modules:  # PEFT's wrapper has that of the model inside
@@ -107,28 +105,32 @@ def _recognise(module: nn.Module, options: _Options) -> Replacement | str | None
     if reason := _other_head(head, name):
         return reason
     with undisturbed():
-        probe = _Probe(module, name)
-        made: _Logits | str
-        if reason := _other_loss(known, module.loss_function):
-            made = reason
-        elif not isinstance(own, property):
-            made = f"{_UNKNOWN}: its loss_function is no property, as transformers has it"
-        elif isinstance(made := probe.logits(), str):
-            made = f"{_UNKNOWN}: {made}"
-        elif options.evaluation and _Probe(module, name, training=False).logits() != made:
-            made = f"{_UNKNOWN}: it changes its logits otherwise in evaluation"
+        made = _logits_of_loss_function(module, name, own, options.evaluation)
         if isinstance(made, str):
-            if not probe.calls_cross_entropy():
+            if not _Probe(module, name).calls_cross_entropy():
                 return made
             made = _Logits(name, 1.0, None, in_forward=True)
     logits = "" if options.keep_logits else "; logits are None then, with keep_logits=True they are kept"
     ours = "fused_linear_cross_entropy" if made.in_forward else "causal_lm_loss"
-    return Replacement(
-        _patched(known, *options, made), f"{ours}, with labels{'' if options.evaluation else ' in training'}{logits}"
-    )
+    when = "" if options.evaluation else " in training"
+    return Replacement(_patched(type(module), options, made), f"{ours}, with labels{when}{logits}")
 
 
 _UNKNOWN = "no language model that is known"
+
+
+def _logits_of_loss_function(module: Any, name: str, own: Any, evaluation: bool) -> _Logits | str:
+    """How a model makes the logits for its loss function, or why `causal_lm_loss` cannot stand for the two."""
+    if reason := _other_loss(type(module), module.loss_function):
+        return reason
+    if not isinstance(own, property):
+        return f"{_UNKNOWN}: its loss_function is no property, as transformers has it"
+    made = _Probe(module, name).logits()
+    if isinstance(made, str):
+        return f"{_UNKNOWN}: {made}"
+    if evaluation and _Probe(module, name, training=False).logits() != made:
+        return f"{_UNKNOWN}: it changes its logits otherwise in evaluation"
+    return made
 
 
 class _Logits(NamedTuple):
@@ -400,8 +402,8 @@ class _Patched(Derived):
     _products: dict[int, _Product | None]  # of the calls that are fused now, by their threads
     _npu_state = {"_products": dict}
 
-    def _keep(self, head: Any, hidden: Tensor) -> Any:
-        """Stands in for the head in a fused call: rows or a column in place of the logits, unless they are kept."""
+    def _instead_of_logits(self, head: Any, hidden: Tensor) -> Any:
+        """What its head returns: in a fused call rows or a column of `hidden`, unless logits are kept."""
         if _thread() not in self._products:
             return head(hidden)
         product = _Product(hidden, head.weight, head.bias)
@@ -456,8 +458,7 @@ class _Patched(Derived):
         )
 
 
-def _patched(known: type[Any], *options: Any) -> type[nn.Module]:
-    *own, made = options
+def _patched(known: type[Any], options: _Options, made: _Logits) -> type[nn.Module]:
     getter = inspect.getattr_static(known, "loss_function").fget
 
     def loss_function(self: Any) -> Any:
@@ -466,7 +467,7 @@ def _patched(known: type[Any], *options: Any) -> type[nn.Module]:
         return getter(self) if _is_getter(known, getter) else inspect.getattr_static(known, "loss_function").__get__(self)
 
     attributes = {
-        "options": _Options(*own),
+        "options": options,
         "made": made,
         "forward": _with_fused_loss(known),
         "loss_function": property(loss_function, lambda self, value: known.loss_function.fset(self, value)),
@@ -475,7 +476,7 @@ def _patched(known: type[Any], *options: Any) -> type[nn.Module]:
     }
     if "." not in made.head:
         attributes[made.head] = property(_head_of)
-    return derived(known.__name__, (_Patched, known), attributes, _patched, known, *options)
+    return derived(known.__name__, (_Patched, known), attributes, _patched, known, options, made)
 
 
 @as_constant
@@ -485,7 +486,7 @@ def _is_getter(known: type[Any], getter: Any) -> bool:
 
 
 def _stand_in(model: Any, head: Any) -> _Head:
-    return _Head(head.weight, head.bias, functools.partial(model._keep, head))
+    return _Head(head.weight, head.bias, functools.partial(model._instead_of_logits, head))
 
 
 def _head_of(self: Any) -> Any:
@@ -555,7 +556,7 @@ def _fuses(model: Any, known: type[Any], given: dict[str, Any]) -> bool:
 
 
 def _hooks_above(model: nn.Module, name: str) -> str | None:
-    """Why a module between a model and its head would see what is not its result, None if none has hooks."""
+    """Why a call of a module between a model and its head is not its forward alone; None if each is."""
     path = name.split(".")[:-1]
     for length in range(1, len(path) + 1):
         above = ".".join(path[:length])
@@ -565,7 +566,7 @@ def _hooks_above(model: nn.Module, name: str) -> str | None:
 
 
 def _other_head(head: Any, name: str) -> str | None:
-    """Why to call a head is not the product with its weight that we compute, None if it is."""
+    """Why a call of a head is not the product with its weight that we compute; None if it is."""
     if reason := called_otherwise(head, name, nn.Linear):
         return reason
     return other_kind(f"{name}.weight", head.weight) or other_kind(f"{name}.bias", head.bias)
@@ -588,8 +589,7 @@ def _other_loss(known: type[Any], function: Any) -> str | None:
 
 @as_constant
 def _other_cross_entropy() -> str | None:
-    replaced = not from_package(nn.functional.cross_entropy, "torch")
-    return "torch.nn.functional.cross_entropy was replaced" if replaced else None
+    return None if from_package(nn.functional.cross_entropy, "torch") else "torch.nn.functional.cross_entropy was replaced"
 
 
 _without_logits: set[str] = set()
