@@ -336,8 +336,8 @@ def _is_known_kind(kind: type[Any]) -> bool:
 
 
 def _onlooker() -> str | None:
-    """What sees the calls of a model: None for nothing that minds, "" for an exporter, and otherwise a reason."""
-    return _first_that_minds(function_modes()) or _onlooker_below()
+    """What sees the calls of a model: "" for an exporter, a reason for a mode of somebody's, and None for neither."""
+    return _foreign(function_modes()) or _onlooker_below()
 
 
 @as_constant
@@ -345,24 +345,24 @@ def _onlooker_below() -> str | None:
     if is_torchscript():
         return ""
     modes = dispatch_modes()
-    return "" if modes and torch.onnx.is_in_onnx_export() else _first_that_minds(modes)
+    return "" if modes and torch.onnx.is_in_onnx_export() else _foreign(modes)
 
 
-def _first_that_minds(modes: Sequence[Any]) -> str | None:
+def _foreign(modes: Sequence[Any]) -> str | None:
     for mode in modes:
-        if _minds(type(mode)):
+        if _is_foreign(type(mode)):
             return f"a {type(mode).__name__} is in force, which sees what the model calls"
     return None
 
 
 @as_constant
-def _minds(mode: type[Any]) -> bool:
-    """Whether a mode may take our operators for something else than PyTorch's; torch's own, and our tools', do not."""
+def _is_foreign(mode: type[Any]) -> bool:
+    """Whether a mode is neither torch's nor our tools': it may not know what our operators do."""
     return mode.__module__.partition(".")[0] not in ("torch", "npu_tiling", "npu_offline")
 
 
 def called_otherwise(layer: Any, name: str, *kinds: type[Any]) -> str | None:
-    """Why to call a layer is more than the forward of one of these classes of torch, None if it is not."""
+    """Why a call of a layer is not the forward alone of one of these classes of torch; None if it is."""
     kind, plain = type(layer), f"a plain torch.nn.{kinds[0].__name__}"
     if kind not in kinds:
         return f"its {name} is not {plain}: it is a {kind.__module__}.{kind.__name__}"
@@ -373,7 +373,7 @@ def called_otherwise(layer: Any, name: str, *kinds: type[Any]) -> str | None:
 
 
 def more_than_forward(layer: Any) -> str | None:
-    """Why to call a layer is more than the forward of its class, None if it is not."""
+    """Why a call of a layer is not its forward alone; None if it is."""
     if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
         return "it has hooks"
     if "forward" in layer.__dict__:
@@ -384,7 +384,7 @@ def more_than_forward(layer: Any) -> str | None:
 
 @as_constant
 def _other_calls(kind: type[Any]) -> str | None:
-    """Why a call of any module of a class is not torch's alone; torch's own hooks and our tools can do without."""
+    """Why a call of any module of a class is not torch's own; None if it is. Hooks of torch's and our tools do not count."""
     if not all(from_package(getattr(hook, "__func__", hook), "torch") for hook in global_hooks()):
         return "all modules have hooks"
     if not (from_package(kind.__call__, "torch", "npu_offline") and from_package(kind._call_impl, "torch")):
