@@ -1,4 +1,4 @@
-"""Attention Residuals over a bank of blocks and a running prefix: the public function, which checks its arguments."""
+"""Attention Residuals over a bank of blocks and a running prefix: the public function, and what it writes to the two."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from npu_tiling import arguments
-from npu_tiling.dispatch import are_transforms_active, can_bypass_dispatcher, needs_gradient
+from npu_tiling.dispatch import Function, apply, are_transforms_active, can_bypass_dispatcher, is_mapped, needs_gradient
 from npu_tiling.dtensor import is_distributed
 from torch import Tensor
 
 from .checks import as_blocks, check_bank, check_written, count_blocks, with_prefix_of_parts
-from .operator import FORWARD, UPDATE, count_as_written, has_versions, versions_noted, write_block, write_memory
+from .operator import FORWARD, UPDATE, has_versions, versions_noted
 from .records import AttnResResult, Forward
 from .reference import scaled_query, softmax
 
@@ -152,12 +152,12 @@ def _write(
     with versions_noted(bank, place if call.append else None) if is_noted else nullcontext():
         h, y, new_prefix, score, *_ = UPDATE(call) if by_kernel else FORWARD(call)
         if by_kernel and not recorded:
-            count_as_written(list(written.values()))
+            _count_as_written(list(written.values()))
         else:
             if call.append:
-                write_block(bank, place, prefix if call.layer_output is None else new_prefix, by_kernel)
+                _write_block(bank, place, prefix if call.layer_output is None else new_prefix, by_kernel)
             if call.in_place:
-                write_memory(prefix, new_prefix, by_kernel)
+                _write_memory(prefix, new_prefix, by_kernel)
     return h, y, prefix if call.in_place else new_prefix, score
 
 
@@ -168,3 +168,66 @@ def _weights(score: Tensor, count: Tensor | None, leading: Sequence[int]) -> Ten
         slots = torch.arange(len(score), device=score.device)
         score = torch.where(((slots < count) | (slots == len(score) - 1)).unsqueeze(-1), score, float("-inf"))
     return softmax(score)[0].view(len(score), *leading)
+
+
+def _count_as_written(tensors: Sequence[Tensor]) -> None:
+    """For calls that autograd does not record: a later backward that needs the values from before is then an error."""
+    if not torch.compiler.is_compiling():
+        torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
+
+
+def _write_memory(memory: Tensor, value: Tensor, by_kernel: bool) -> None:
+    """Where autograd records the call: writes the value to the memory. `by_kernel`: a kernel has written it already."""
+    if by_kernel:
+        apply(_Written, memory, value, None)
+    else:
+        _check_mapped(memory, value)
+        memory.copy_(value)
+
+
+def _write_block(bank: Tensor, n_blocks: int | Tensor, block: Tensor, by_kernel: bool) -> None:
+    """As `_write_memory`, to the block behind the first n_blocks. A full bank stays, if that is a tensor."""
+    if not isinstance(n_blocks, Tensor):
+        _write_memory(bank.select(-2, n_blocks), block, by_kernel)
+    elif by_kernel:
+        apply(_Written, bank, block, n_blocks)
+    elif capacity := bank.shape[-2]:
+        place = n_blocks.reshape(1).long().clamp(0, capacity - 1)
+        rows = torch.where(n_blocks < capacity, block.unsqueeze(-2).to(bank.dtype), bank.index_select(-2, place))
+        _check_mapped(bank, rows)
+        bank.movedim(-2, 0)[place] = rows.movedim(-2, 0)
+
+
+def _check_mapped(memory: Tensor, value: Tensor) -> None:
+    """Raises an error where torch.func.vmap maps over the value and not over the memory."""
+    if are_transforms_active() and is_mapped(value) and not is_mapped(memory):
+        raise ValueError(
+            "append or in_place is True and must be False for a bank or prefix that torch.func.vmap does not map over: all"
+            " calls would write to one memory. Name its dimension in in_dims."
+        )
+
+
+class _Written(Function):
+    """Tells autograd that memory has become a value: all of it, or block `place` at dimension -2, if there is one."""
+
+    @staticmethod
+    def forward(ctx, memory, value, place):  # type: ignore[no-untyped-def]
+        ctx.mark_dirty(memory)
+        ctx.dtype, ctx.is_view = value.dtype, memory._is_view()
+        ctx.save_for_backward(place)
+        return memory
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        (place,) = ctx.saved_tensors
+        need_memory, need_value, _ = ctx.needs_input_grad
+        if place is None:  # for a view, autograd would take None as the gradient of the whole base
+            of_memory = torch.zeros_like(gradient) if need_memory and ctx.is_view else None
+            return of_memory, gradient.to(ctx.dtype) if need_value else None, None
+        place = place.clamp(min=0)
+        here = (torch.arange(gradient.shape[-2], device=place.device) == place).unsqueeze(-1)
+        of_memory = torch.where(here, 0.0, gradient) if need_memory else None
+        if not need_value:
+            return of_memory, None, None
+        row = gradient.index_select(-2, place.reshape(1).long().clamp(max=gradient.shape[-2] - 1)).squeeze(-2)
+        return of_memory, torch.where(here.any(), row, 0.0).to(ctx.dtype), None

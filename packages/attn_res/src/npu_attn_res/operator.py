@@ -5,20 +5,20 @@
 [N, ..., D]. Statistics have one dimension for all tokens, T. Accelerators run plans of kernels, a CPU the definition in
 reference.py. Those of the two phases: two_phase/operator.py.
 
-At the end: what autograd is told of writes to a call's arguments, to a bank's next block and to a prefix.
+At the end: which blocks of a bank a call has read, and whether anything was written to them since.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from npu_tiling import device_for
 from npu_tiling.chips import dry_runs
-from npu_tiling.dispatch import Function, OperatorLibrary, apply, are_transforms_active, is_backward, is_mapped
+from npu_tiling.dispatch import Function, OperatorLibrary, apply, are_transforms_active, is_backward
 from npu_tiling.operators import Operator
 from torch import Tensor
 
@@ -252,66 +252,3 @@ def has_versions(bank: Tensor) -> bool:
     if torch.compiler.is_compiling() or are_transforms_active():
         return False
     return type(bank) in (Tensor, torch.nn.Parameter) and not bank.is_inference()
-
-
-def count_as_written(tensors: Sequence[Tensor]) -> None:
-    """For calls that autograd does not record: a later backward that needs the values from before is then an error."""
-    if not torch.compiler.is_compiling():
-        torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
-
-
-def write_memory(memory: Tensor, value: Tensor, by_kernel: bool) -> None:
-    """Where autograd records the call: writes the value to the memory. `by_kernel`: a kernel has written it already."""
-    if by_kernel:
-        apply(_Written, memory, value, None)
-    else:
-        _check_mapped(memory, value)
-        memory.copy_(value)
-
-
-def write_block(bank: Tensor, n_blocks: int | Tensor, block: Tensor, by_kernel: bool) -> None:
-    """As `write_memory`, to the block behind the first n_blocks. A full bank stays, if that is a tensor."""
-    if not isinstance(n_blocks, Tensor):
-        write_memory(bank.select(-2, n_blocks), block, by_kernel)
-    elif by_kernel:
-        apply(_Written, bank, block, n_blocks)
-    elif capacity := bank.shape[-2]:
-        place = n_blocks.reshape(1).long().clamp(0, capacity - 1)
-        rows = torch.where(n_blocks < capacity, block.unsqueeze(-2).to(bank.dtype), bank.index_select(-2, place))
-        _check_mapped(bank, rows)
-        bank.movedim(-2, 0)[place] = rows.movedim(-2, 0)
-
-
-def _check_mapped(memory: Tensor, value: Tensor) -> None:
-    """Raises an error where torch.func.vmap maps over the value and not over the memory."""
-    if are_transforms_active() and is_mapped(value) and not is_mapped(memory):
-        raise ValueError(
-            "append or in_place is True and must be False for a bank or prefix that torch.func.vmap does not map over: all"
-            " calls would write to one memory. Name its dimension in in_dims."
-        )
-
-
-class _Written(Function):
-    """Tells autograd that memory has become a value: all of it, or block `place` at dimension -2, if there is one."""
-
-    @staticmethod
-    def forward(ctx, memory, value, place):  # type: ignore[no-untyped-def]
-        ctx.mark_dirty(memory)
-        ctx.dtype, ctx.is_view = value.dtype, memory._is_view()
-        ctx.save_for_backward(place)
-        return memory
-
-    @staticmethod
-    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
-        (place,) = ctx.saved_tensors
-        need_memory, need_value, _ = ctx.needs_input_grad
-        if place is None:  # for a view, autograd would take None as the gradient of the whole base
-            of_memory = torch.zeros_like(gradient) if need_memory and ctx.is_view else None
-            return of_memory, gradient.to(ctx.dtype) if need_value else None, None
-        place = place.clamp(min=0)
-        here = (torch.arange(gradient.shape[-2], device=place.device) == place).unsqueeze(-1)
-        of_memory = torch.where(here, 0.0, gradient) if need_memory else None
-        if not need_value:
-            return of_memory, None, None
-        row = gradient.index_select(-2, place.reshape(1).long().clamp(max=gradient.shape[-2] - 1)).squeeze(-2)
-        return of_memory, torch.where(here.any(), row, 0.0).to(ctx.dtype), None
