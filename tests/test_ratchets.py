@@ -15,7 +15,7 @@ from tools.workspace import ROOT, read_packages
 # Of the sources of a package: files, lines, and of an operator the share of its lines that is device code, in hundredths.
 MOST = {
     "npu_tiling": (20, 5924, 0),
-    "rms_norm": (23, 5131, 17),
+    "rms_norm": (23, 5130, 17),
     "embedding": (22, 5520, 28),
     "attn_res": (29, 6985, 21),
     "fused_linear_cross_entropy": (41, 10429, 16),

@@ -364,7 +364,7 @@ def tiles_of_rows(shape: Shape, device: Device, width: int, *, several: bool, bu
     parameters: tuple[str | int, ...] = (1, width)
     # dsum is added last, in a buffer that nothing else needs any more. So is a residual where several rows are a tile: its
     # buffer holds the sum, too.
-    read = shape.itemsizes_but_second if shape.backward or several else shape.itemsizes
+    read = shape.itemsizes_without_addend if shape.backward or several else shape.itemsizes
     # Arithmetic takes one tile beside the row that was loaded. It takes a second one where a tensor is narrower than fp32,
     # and always on an Ascend950; half of it where another row is fp32 and nothing waits for a second buffer or a rounding.
     fp32_reads = sum(itemsize == FP32 for itemsize in read)

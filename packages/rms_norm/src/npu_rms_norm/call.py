@@ -312,14 +312,13 @@ class Shape:
     @property
     def residual_itemsize(self) -> int:
         """Bytes of an element of the residual that a forward reads; 0: there is none."""
-        rows = self.itemsizes[:-1] if self.gated else self.itemsizes
-        return 0 if self.backward or len(rows) < 2 else rows[1]
+        return 0 if self.backward or self.gated or len(self.itemsizes) < 2 else self.itemsizes[1]
 
     @property
-    def itemsizes_but_second(self) -> tuple[int, ...]:
-        """`itemsizes` without that of a residual that a forward reads, or of the gradient of a sum that a backward adds."""
-        rows = self.itemsizes[:-1] if self.gated else self.itemsizes
-        return self.itemsizes[:1] + self.itemsizes[2:] if len(rows) > 1 + self.backward else self.itemsizes
+    def itemsizes_without_addend(self) -> tuple[int, ...]:
+        """`itemsizes` without the second, where it is a residual (forward) or dsum (backward), which no gate goes with."""
+        has_addend = not self.gated and len(self.itemsizes) == (3 if self.backward else 2)
+        return self.itemsizes[:1] + self.itemsizes[2:] if has_addend else self.itemsizes
 
     @property
     def max_rows(self) -> int:
