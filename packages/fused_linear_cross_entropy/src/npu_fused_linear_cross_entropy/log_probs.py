@@ -63,8 +63,7 @@ def linear_log_probs(
     Equal calls give equal bits. The bits of one token depend on how many tokens there are. With `batch_invariant` they do
     not: every product is [chunk_tokens, H] @ [H, V], padded with rows of zeros. On one kind of device, with one release of
     its libraries, a token then has the same bits among any tokens, in any place; with `vocab_parts` on any number of ranks
-    that share the vocabulary too. Not promised: gradients; a `process_group` without `vocab_parts`; CPUs, where the matrix
-    product is not ours.
+    that share the vocabulary too. Not promised: gradients; a `process_group` without `vocab_parts`; CPUs.
 
     Args:
         x, weight, bias, logit_scale: as for `fused_linear_cross_entropy`.
