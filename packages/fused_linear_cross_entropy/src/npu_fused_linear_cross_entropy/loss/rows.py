@@ -11,7 +11,7 @@ Numbers are compared in fp32: compares of integers are loops over elements on As
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from math import ceil
 from typing import Any
@@ -494,19 +494,8 @@ class RowTiling(CountTiling):
         """Half of the rows."""
         if self.device.kind == "cuda" or self.per_program <= _MIN_ROWS:
             return None
-        return _tiling_of(self.kernel, self.device, self.per_program // 2)
-
-
-def _tiling_of(kernel: RowKernel, device: Device, rows: int) -> RowTiling:
-    return RowTiling(
-        kernel=kernel,
-        device=device,
-        blocks=(("BLOCK_M", rows),),
-        per_program=rows,
-        per_core=1,
-        why=f"{rows} rows a tile",
-        decided_at=here(),
-    )
+        rows = self.per_program // 2
+        return replace(self, blocks=(("BLOCK_M", rows),), per_program=rows)
 
 
 def partials_tiling(device: Device) -> CountTiling:
@@ -521,7 +510,11 @@ def row_tiling(kernel: RowKernel, device: Device) -> RowTiling:
     rows = _WEIGHTED_ROWS if kernel.loads_weights else _ROWS
     if device.kind == "ascend" and not kernel.loads_weights:
         rows = fit(_tiles(kernel), (Block("BLOCK_M", rows, _MIN_ROWS, _MIN_ROWS),), device)["BLOCK_M"]
-    return _tiling_of(kernel, device, rows)
+    why = "a row is a few numbers: many rows make transfers long"
+    if kernel.loads_weights:
+        why = "each row loads a class weight, which takes long: few rows a program"
+    blocks = (("BLOCK_M", rows),)
+    return RowTiling(kernel=kernel, device=device, blocks=blocks, per_program=rows, per_core=1, why=why, decided_at=here())
 
 
 def _tiles(kernel: RowKernel) -> list[Tile]:
