@@ -232,6 +232,32 @@ def test_floats_are_rounded_after_every_operation_and_nan_is_as_triton_says():
 
 
 @triton.jit
+def later(a, i, b, j):
+    return tl.where(b > a, b, a), tl.where(b > a, j, i)
+
+
+@triton.jit
+def with_places(x, y, places, N: tl.constexpr):
+    row, o = tl.program_id(0), tl.arange(0, N)
+    b_x = tl.load(x + row * N + o)
+    tl.store(places + 2 * row, tl.argmax(b_x, 0))
+    _, last = tl.reduce((N - o, o), 0, later)
+    tl.store(places + 2 * row + 1, last + tl.reduce((o, b_x), 0, later)[0])
+    largest, place = tl.associative_scan((b_x, o), 0, later)
+    tl.store(y + row * N + o, largest + place)
+
+
+def test_programs_reduce_and_scan_their_own_numbers_beside_those_they_share():
+    x = torch.randn(5, 64)
+    y, places = torch.empty_like(x), torch.empty(5, 2, dtype=torch.int32)
+    with emulate("Ascend910B4", meaning="only"):
+        with_places[(5,)](x, y, places, N=64)
+    largest, place = x.cummax(1)
+    assert torch.equal(y, largest + place)
+    assert places.tolist() == [[int(at), 63] for at in x.argmax(1)]
+
+
+@triton.jit
 def parting(x, y, z, n, N: tl.constexpr):
     i = tl.program_id(0)
     if i == 2:

@@ -382,7 +382,7 @@ class _Execution:
             return self._pure(op, lambda x: known.reduce(x, axis=axis).astype(dtype, copy=False))
 
         def run(frame: Frame, active: Mask) -> None:
-            values = [np.moveaxis(frame[each], axis, 0) for each in operands]
+            values = [np.moveaxis(each, axis, 0) for each in _alike(*(frame[each] for each in operands))]
             while len(values[0]) > 1:  # neighbours, so that an operation that does not commute is right too
                 pairs = len(values[0]) // 2
                 rest = [each[2 * pairs :] for each in values]
@@ -416,7 +416,7 @@ class _Execution:
         results, operands = list(op.results), list(op.operands)
 
         def run(frame: Frame, active: Mask) -> None:
-            values = [np.moveaxis(frame[each], axis, 0) for each in operands]
+            values = [np.moveaxis(each, axis, 0) for each in _alike(*(frame[each] for each in operands))]
             values = [each[::-1] if backwards else each for each in values]
             if known is not None:
                 found = [known.accumulate(values[0], axis=0).astype(values[0].dtype, copy=False)]
