@@ -12,6 +12,7 @@ from culprit_kernels import doubled
 from npu_offline import emulate
 from npu_offline.cli import main
 from npu_offline.errors import OutOfBoundsError, RaceError
+from npu_offline.execute.meaning import programs
 from npu_offline.execute.meaning.compare import unlike
 
 FILE = Path(__file__).with_name("culprit_kernels.py")
@@ -229,6 +230,28 @@ def test_floats_are_rounded_after_every_operation_and_nan_is_as_triton_says():
     assert torch.equal(y.nan_to_num(7.0), wanted.nan_to_num(7.0))
     positive = int((x > 0).sum())
     assert counts.tolist() == [positive % 2, int(x.nan_to_num(-9.0).argmax()), positive]
+
+
+@pytest.mark.parametrize(("failing", "status"), [("meaning.programs.Meaning.execute", 0), ("backend._emulated_object", 2)])
+def test_a_mistake_of_the_emulation_is_not_the_kernels(failing, status, tmp_path, capsys, monkeypatch):
+    def fails(*arguments, **options):
+        return {}["mistake"]
+
+    fails.__code__ = fails.__code__.replace(co_filename=programs.__file__)
+    monkeypatch.setattr(f"npu_offline.execute.{failing}", fails)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    call = f"{FILE}::doubled x=fp32:64 y=fp32:64 n=64 N=64 --grid 1 --expect y=x*2 --linalg-only"
+    assert main(["run", *call.split()]) == status
+    said = capsys.readouterr().out
+    assert "npu-offline itself fails, please report it: KeyError: 'mistake'" in said
+    assert "is wrong" not in said
+
+
+def test_the_element_that_is_shown_is_off_by_more_than_a_rounding(capsys):
+    call = f"{FILE}::doubled x=fp16:256 y=fp16:256 n=256 N=64 --grid 4 --linalg-only"
+    expected = "y=torch.where(torch.arange(256)==200,9,x*2+.01*(torch.arange(256)==7))"
+    assert main(["run", *call.split(), "--expect", expected]) == 1
+    assert "2 of 256 elements of y are wrong: y[200] is " in capsys.readouterr().out
 
 
 @triton.jit

@@ -18,7 +18,7 @@ from ..execute.emulation import emulate
 from ..launches import Launch
 from .execution import LINALG, MEANING, MOVED, RACING, SEED, random_values
 from .kernel_file import KernelCall
-from .stopped import is_refusal, said_of
+from .stopped import is_mistake, is_refusal, said_of
 from .values import is_file, is_float, names_contents, value_of
 
 
@@ -31,7 +31,8 @@ class Difference:
         error: the largest absolute difference; NaN where an element was not written, or only one of both is NaN.
         wrong: elements that differ by more than the tolerance.
         of: all elements.
-        first: the first such element, what it is and must be, and how much it may differ.
+        first: the first such element, of those that are off by more than `share` if there are any, what it is and must be,
+            and how much it may differ.
         share: of the largest element, how far the kernel's own roundings may move a result; 0 where a tolerance was given.
         rounded: elements that differ by more than the tolerance, which the kernel's own roundings explain.
     """
@@ -67,7 +68,7 @@ class Outcome:
         launches: what ran, with traffic.
         differences: results that were compared.
         problem: why it stopped.
-        refused: whether it did not run, which says nothing of its results: Triton or the emulation refuses the kernel.
+        refused: whether it did not run, which says nothing of its results: Triton or the emulation refuses or fails.
         endless: whether a program of it did not end.
         numbers: what it ran with, other than what its arguments say and normally distributed numbers.
         error: what stopped it.
@@ -171,7 +172,7 @@ def run_whole(label: str, call: Callable[[], object], soc: str, level: str) -> O
                 compared = call()
         except Exception as error:
             endless = isinstance(ours(error), EndlessLoopError)
-            refused = is_refusal(error) or (of_ttir and endless)
+            refused = is_refusal(error) or is_mistake(error) or (of_ttir and endless)
             said = said_of(error)
             return Outcome(
                 label, level, emulation.launches, problem=said, refused=refused, endless=endless, error=ours(error)
@@ -310,17 +311,18 @@ def _difference(name: str, got: Tensor, wanted: Tensor, rtol: float | None, atol
     good = torch.isclose(left, right, rtol=relative, atol=absolute, equal_nan=True) | overflows
     error = (left - right).abs()
     error = torch.where(left.isnan() & right.isnan() | (left == right) | overflows, 0.0, error)
+    share = 0.0
+    if rtol is None and atol is None and right.isfinite().any():
+        share = _SHARES.get(got.dtype, 0.0) * max(1.0, float(right[right.isfinite()].abs().max()))
     first = ""
     if not good.all():
-        at = tuple((~good).nonzero()[0].tolist())
+        far = ~good & ~(error <= share)  # no rounding, as one that is first may be
+        at = tuple((far if far.any() else ~good).nonzero()[0].tolist())
         within = absolute + relative * abs(wanted[at].item())
         place = f"{name}[{', '.join(map(str, at))}]"
         nobodys = got.dtype in _NOBODYS and int(_bits(got)[at]) == _NOBODYS[got.dtype]
         is_now = "was not written, or read before that" if nobodys else f"is {got[at].item():.6g}"
         first = f"{place} {is_now}, must be {wanted[at].item():.6g} within {within:.2g}"
-    share = 0.0
-    if rtol is None and atol is None and right.isfinite().any():
-        share = _SHARES.get(got.dtype, 0.0) * max(1.0, float(right[right.isfinite()].abs().max()))
     return Difference(name, float(error.max()) if error.numel() else 0.0, int((~good).sum()), got.numel(), first, share)
 
 

@@ -13,6 +13,7 @@ from ..errors import UnsupportedError, ours, reason_of
 from ..module.places import Place
 
 _NOT_THEIRS = (sysconfig.get_path("purelib"), str(Path(__file__).parents[1]))
+_EXECUTES = tuple(str(Path(__file__).parents[1] / "execute" / folder) for folder in ("final", "linalg", "meaning"))
 
 _NESTED = re.compile(
     r"""<ast\.\w+ object at 0x\w+>, (['"])(.*)\1\)$""", re.DOTALL
@@ -20,6 +21,7 @@ _NESTED = re.compile(
 _ADVICE = {  # by what Triton says of a kernel
     "unexpected type fp8": ": triton-ascend 3.2.0 has no casts to 8-bit floats",
     "cannot cast pointer<": ": these are addresses: tl.load reads what is there",
+    "Cannot call @triton.jit'd outside of the scope of a kernel": ": Triton 3.2 has no methods: tl.sum(x, 0), not x.sum(0)",
     "'constexpr' object is not subscriptable": ": Triton 3.2 has no tuples of constants: give their elements",
 }
 _NO_LIBDEVICE = (
@@ -48,6 +50,8 @@ def said_of(error: BaseException) -> str:
         return f"Triton refuses the kernel: {reason}{hint}\n{source}{caret}".rstrip()
     error = _wrapped(error) or error
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_NOT_THEIRS)]
+    if is_mistake(error):
+        return f"npu-offline itself fails, please report it: {type(error).__name__}: {error}"
     places = (Place(frame.filename, frame.lineno or 0, (frame.colno or 0) + 1) for frame in frames[-1:])
     return f"{type(error).__name__}: {error}{''.join(f' ({place})' for place in places)}"
 
@@ -57,6 +61,13 @@ def is_refusal(error: BaseException | None) -> bool:
     if error is not None and not reason_of(error):
         return _is_of_triton(error) or _is_unknown_option(error) or bool(_missing_from_triton(error))
     return isinstance(ours(error), UnsupportedError)
+
+
+def is_mistake(error: BaseException) -> bool:
+    """Whether an error is a mistake of what executes kernels here, which says nothing about results either."""
+    error = _wrapped(error) or error
+    frames = traceback.extract_tb(error.__traceback__)
+    return not reason_of(error) and any(frame.filename.startswith(_EXECUTES) for frame in frames)
 
 
 def _is_of_triton(error: BaseException) -> bool:
