@@ -213,6 +213,11 @@ def store_addresses(x_ptr, y_ptr, n, BN: tl.constexpr):
 
 
 @triton.jit
+def method_of_a_tensor(x_ptr, y_ptr, n, BN: tl.constexpr):
+    tl.store(y_ptr, tl.load(x_ptr + tl.arange(0, BN)).sum(0))
+
+
+@triton.jit
 def reshape_in_a_loop(x_ptr, y_ptr, n, BN: tl.constexpr):
     o = tl.arange(0, BN)
     b = tl.load(x_ptr + o)

@@ -20,6 +20,7 @@ from sample_kernels import (
     integer_arithmetic,
     matmul,
     maximum,
+    method_of_a_tensor,
     order,
     reshape_in_a_loop,
     rms_norm,
@@ -362,13 +363,14 @@ def test_a_kernel_that_the_front_end_cannot_convert_is_refused_with_the_line():
 def test_a_refused_kernel_has_the_advice_of_its_mistake_alone():
     x = torch.zeros(32)
     said = {}
-    for kernel in (store_addresses, reshape_in_a_loop):
+    for kernel in (store_addresses, reshape_in_a_loop, method_of_a_tensor):
         with emulate(), pytest.raises(Exception) as caught:
             kernel[(1,)](x, x.clone(), 3, 32)
         said[kernel] = said_of_stopped(caught.value)
         assert is_refusal(caught.value)
     assert "to <[32], fp32>'): these are addresses: tl.load reads what is there\n" in said[store_addresses]
     assert "Please make sure that the type stays consistent.')\n" in said[reshape_in_a_loop]
+    assert 'scope of a kernel"): Triton 3.2 has no methods: tl.sum(x, 0), not x.sum(0)\n' in said[method_of_a_tensor]
 
 
 def test_the_advice_on_arguments_that_a_chip_ignores_is_said_once(capfd):
