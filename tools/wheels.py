@@ -22,6 +22,8 @@ from packaging.utils import canonicalize_name
 
 from .workspace import ROOT, Package, read_packages
 
+_TAKEN_AWAY = "triton"  # stock Triton, which a torch with CUDA asks for: by `tools.mend_triton`
+
 
 def build(package: Package, output: Path, root: Path = ROOT) -> Path:
     """Build a package's sdist, and its wheel from that, into `output`; with the build tools of this environment."""
@@ -78,6 +80,12 @@ class Environment:
                 link = links / entry
                 if not link.is_symlink():
                     link.symlink_to(str(distribution.locate_file(entry)))
+            for requirement in map(Requirement, distribution.requires or []):
+                if requirement.name == _TAKEN_AWAY:  # so that pip finds it: a name and a version, and nothing to import
+                    (version,) = {each.version for each in requirement.specifier}
+                    metadata = links / f"{_TAKEN_AWAY}-{version}.dist-info"
+                    metadata.mkdir(exist_ok=True)
+                    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {_TAKEN_AWAY}\nVersion: {version}\n")
         (self.site_packages / "links.pth").write_text(f"{links}\n")
 
     def run(self, code: str) -> str:
@@ -91,17 +99,21 @@ class Environment:
 
 
 def closure(requirements: Iterable[Requirement]) -> list[importlib.metadata.Distribution]:
-    """The installed distributions that satisfy requirements, and theirs, and so on.
+    """The installed distributions that satisfy requirements, with no extras, and what they ask for, and so on.
 
-    Extras are left out, and so is stock Triton, which a torch with CUDA asks for: `tools.mend_triton` took it away.
+    Stock Triton is left out.
     """
     found: dict[str, importlib.metadata.Distribution] = {}
-    waiting = list(requirements)
+    asked: set[tuple[str, frozenset[str]]] = set()
+    waiting: list[tuple[Requirement, tuple[str, ...]]] = [(requirement, ("",)) for requirement in requirements]
     while waiting:
-        requirement = waiting.pop()
-        name = canonicalize_name(requirement.name)
-        if name in (*found, "triton") or (requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})):
+        requirement, extras = waiting.pop()
+        name, marker = canonicalize_name(requirement.name), requirement.marker
+        once = (name, frozenset(requirement.extras))
+        is_meant = marker is None or any(marker.evaluate({"extra": extra}) for extra in extras)
+        if not is_meant or name == _TAKEN_AWAY or once in asked:
             continue
+        asked.add(once)
         found[name] = importlib.metadata.distribution(name)
-        waiting += map(Requirement, found[name].requires or [])
+        waiting += [(Requirement(each), ("", *requirement.extras)) for each in found[name].requires or []]
     return list(found.values())
