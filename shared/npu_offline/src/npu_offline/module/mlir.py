@@ -91,7 +91,8 @@ def parse_attribute(text: str) -> Attribute:
 
 def name_of(op: Operation) -> str:
     """The operation's name, "memref.copy"."""
-    return op.op_name.data if isinstance(op, UnregisteredOp) else op.name
+    name = op.attributes.get("op_name__")
+    return name.data if isinstance(name, StringAttr) else op.name
 
 
 def make(

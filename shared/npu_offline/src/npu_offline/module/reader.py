@@ -1,7 +1,7 @@
 """xDSL's parser, faster on what MLIR prints: one operation a line, and thousands of lines that end alike.
 
-An operation without regions is split by a regular expression, and what stands behind its operands (properties, attributes,
-types) is parsed by xDSL once for all lines that have it. Everything else is xDSL's parser.
+A line is split by a regular expression, and what stands behind its operands (properties, attributes, types) is parsed by xDSL
+once for all lines that have it. The types of a block's arguments are too. Everything else is xDSL's parser.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import Builtin
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.parser import Parser, UnresolvedOperand
 from xdsl.utils.lexer import Span
 from xdsl.utils.mlir_lexer import MLIRTokenKind
 
-# Results, name, operands, successors and the rest. Operations with regions end with "({".
-_LINE = re.compile(r'(?:(%[^"\n=]*) = )?"([\w.]+)"\(([^)\n]*)\)(?:\[([^\]\n]*)\])?([^\n]*)(?<!\(\{)\n')
-
-
+# Results, name, operands, successors, the rest, and whether regions follow.
+_LINE = re.compile(r'(?:(%[^"\n=]*) = )?"([\w.]+)"\(([^)\n]*)\)(?:\[([^\]\n]*)\])?([^\n]*?)( \(\{)?\n')
+_ARGUMENTS = re.compile(r"\((%[^()\n]*)\):\n")
+_ARGUMENT = re.compile(r"%(\w+): (.*?)(?=, %|$)")
 _ALIAS = re.compile(r"[#!]\w+\b(?!\.)")  # of an attribute or a type: another in each module
 _MOST_KEPT = 20_000
 
@@ -30,7 +30,7 @@ CONTEXT.load_dialect(Builtin)
 
 
 class _Rest(NamedTuple):
-    """What stands behind the operands of an operation without regions."""
+    """What stands behind the operands of an operation without regions, or behind the regions of one that has some."""
 
     properties: dict[str, Attribute]
     attributes: dict[str, Attribute]
@@ -53,15 +53,24 @@ class Reader(Parser):
         line = _LINE.match(self.lexer.input.content, self._current_token.span.start)
         if line is None:
             return super().parse_operation()
-        rest = self._rest(line[5])
+        if line[6]:
+            properties = self._rest(f"{line[5]} : () -> ()").properties
+            self._resume_from(line.start(6))
+            regions, tail = self.parse_region_list(), self._current_token.span.start
+            end = self.lexer.input.content.index("\n", tail)
+            rest = self._rest(self.lexer.input.content[tail:end])
+        else:
+            rest, regions, end = self._rest(line[5]), [], line.end()
+            properties = rest.properties
         place = line.start(3)
         operands = _listed(line[3])
         op = self._get_op_by_name(line[2]).create(
             operands=[self._operand(name, kind, place) for name, kind in zip(operands, rest.operand_types, strict=True)],
             result_types=rest.result_types,
-            properties=dict(rest.properties),
+            properties=dict(properties),
             attributes=dict(rest.attributes),
             successors=[self._get_block_from_name(self._span(name, line.end(3))) for name in _listed(line[4])],
+            regions=regions,
         )
         first = 0
         for bound in _listed(line[1]):
@@ -69,8 +78,19 @@ class Reader(Parser):
             results = op.results[first : first + int(count or 1)]
             self._register_ssa_definition(name[1:], results, self._span(name, line.start()))
             first += len(results)
-        self._resume_from(line.end())
+        self._resume_from(end)
         return op
+
+    def _parse_optional_block_arg_list(self, block: Block) -> Block | None:
+        listed = _ARGUMENTS.match(self.lexer.input.content, self._current_token.span.start)
+        if listed is None:
+            return super()._parse_optional_block_arg_list(block)
+        for argument in _ARGUMENT.finditer(listed[1]):
+            kind = self._rest(f" : () -> {argument[2]}").result_types[0]
+            value = block.insert_arg(kind, len(block.args))
+            self._register_ssa_definition(argument[1], (value,), self._span(f"%{argument[1]}", listed.start()))
+        self._resume_from(listed.end(1) + 1)
+        return block
 
     def _rest(self, text: str) -> _Rest:
         known = _kept.get(text) or self._rests.get(text)

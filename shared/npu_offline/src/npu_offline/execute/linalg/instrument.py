@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, IntegerType, SymbolRefAttr, i32, i64
+from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, IntegerType, SymbolRefAttr, UnregisteredAttr, i32, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
@@ -103,7 +103,7 @@ def _index(arguments: int) -> int:
 
 
 def _is_address(value: SSAValue) -> bool:
-    return str(value.type).startswith(("!llvm.ptr", "!llvm.struct"))
+    return isinstance(value.type, UnregisteredAttr) and value.type.attr_name.data in ("llvm.ptr", "llvm.struct")
 
 
 def _successors(op: Operation) -> list[tuple[Sequence[SSAValue], Block]]:

@@ -38,8 +38,10 @@ ENTRY = "npu_offline_entry"
 _KERNEL = "npu_offline_kernel"  # not its own name, which may be that of a C function
 
 _PASSES = (
-    # Vector operations on tensors become loops over buffers; each buffer is freed where its last use ends.
+    # Vector operations on tensors become loops over buffers, one loop for those that use each other's results alone; each
+    # buffer is freed where its last use ends.
     "--convert-elementwise-to-linalg",
+    "--linalg-fuse-elementwise-ops",
     "--eliminate-empty-tensors",
     "--empty-tensor-to-alloc-tensor",
     "--one-shot-bufferize=allow-return-allocs-from-loops=true",
