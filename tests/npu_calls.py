@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import npu_attn_res
 import npu_embedding
@@ -84,9 +84,11 @@ def _every_option(target: Tensor) -> Callable[..., Tensor]:
     return call
 
 
-def main() -> None:
-    """The second call of each, between `begin NAME` and `end`."""
-    for name, (call, inputs) in _calls().items():
+def main(names: Sequence[str]) -> None:
+    """The second call of each name, between `begin NAME` and `end`."""
+    calls = _calls()
+    for name in names:
+        call, inputs = calls[name]
         for line in (None, f"begin {name}"):
             result = call(*inputs)
             gradient = torch.ones_like(result)
@@ -101,5 +103,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
     os._exit(0)  # PyTorch's autograd threads outlive Python: while they are torn down, a process can end by std::terminate
