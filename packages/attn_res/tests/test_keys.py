@@ -74,6 +74,7 @@ def check(given, scale=None, output_dtype=None, eps=EPS):
     return h
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("queries", [(), (1,), (3,), (4,)], ids=str)
 @pytest.mark.parametrize("n_blocks", [0, 1, 3, 8])
 def test_each_number_of_queries_over_each_number_of_blocks(device, n_blocks, queries):
@@ -93,6 +94,7 @@ def test_every_width(device, width, tokens, queries):
     check(tensors(device, 2, queries, (tokens,), width))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("bank", "prefix", "query", "output"),
     [
@@ -256,7 +258,7 @@ def test_sources_and_gradients_come_from_memory_once(queries):
 @compilers
 @pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
 @pytest.mark.parametrize("soc", ["Ascend910B4", "Ascend950PR_957b"])
-@pytest.mark.parametrize(("n_blocks", "queries"), [(1, 1), (8, 1), (8, 3)])
+@pytest.mark.parametrize(("n_blocks", "queries"), [(1, 1), (8, 1), pytest.param(8, 3, marks=pytest.mark.nightly)])
 @pytest.mark.uncollected(
     "the toolchain has no such target", lambda soc, toolchain: not npu_offline.supported(soc, toolchain)
 )
