@@ -76,9 +76,10 @@ class Loss:
         return loss
 
 
-def take_ours(model: nn.Module) -> None:
-    for package in (npu_rms_norm, npu_embedding, npu_fused_linear_cross_entropy):
-        package.patch(model)
+def take_ours(model: nn.Module, memory_budget: int | None) -> None:
+    npu_rms_norm.patch(model)
+    npu_embedding.patch(model)
+    npu_fused_linear_cross_entropy.patch(model, memory_budget=memory_budget)
 
 
 def take_ligers(model: nn.Module, **wanted: bool) -> Callable[[], Any]:
@@ -114,12 +115,18 @@ def causal(
 transformers.AttentionInterface.register("causal", causal)
 
 
-def provider(*, ours: bool = False, compiled: bool = False, ligers: Mapping[str, bool] | None = None) -> Any:
+def provider(
+    *,
+    ours: bool = False,
+    memory_budget: int | None = None,
+    compiled: bool = False,
+    ligers: Mapping[str, bool] | None = None,
+) -> Any:
     def build(case: Case, device: torch.device) -> Loss:
         model = model_of(case, device)
         replaced = nullcontext if ligers is None else take_ligers(model, **ligers)
         if ours:
-            take_ours(model)
+            take_ours(model, memory_budget)
         if compiled:
             torch._dynamo.reset()
             if case["kind"] != "Gemma3":
@@ -133,6 +140,7 @@ NOT_OURS = {"rms_norm": False, "cross_entropy": False, "fused_linear_cross_entro
 PROVIDERS = {
     "ours": provider(ours=True),
     "ours_and_ligers_rest": provider(ours=True, ligers=NOT_OURS),
+    "ours_and_ligers_rest_in_256_mib": provider(ours=True, memory_budget=2**28, ligers=NOT_OURS),
     "liger": provider(ligers={}),
     "plain": provider(),
     "ours_compiled": provider(ours=True, compiled=True),
