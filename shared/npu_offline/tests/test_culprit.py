@@ -12,7 +12,6 @@ from culprit_kernels import doubled
 from npu_offline import emulate
 from npu_offline.cli import main
 from npu_offline.errors import OutOfBoundsError, RaceError
-from npu_offline.execute.meaning import programs
 from npu_offline.execute.meaning.compare import unlike
 
 FILE = Path(__file__).with_name("culprit_kernels.py")
@@ -232,18 +231,37 @@ def test_floats_are_rounded_after_every_operation_and_nan_is_as_triton_says():
     assert counts.tolist() == [positive % 2, int(x.nan_to_num(-9.0).argmax()), positive]
 
 
-@pytest.mark.parametrize(("failing", "status"), [("meaning.programs.Meaning.execute", 0), ("backend._emulated_object", 2)])
-def test_a_mistake_of_the_emulation_is_not_the_kernels(failing, status, tmp_path, capsys, monkeypatch):
+DOUBLED = f"{FILE}::doubled x=fp32:64 y=fp32:64 n=64 N=64 --grid 1"
+
+
+@pytest.mark.parametrize(
+    ("failing", "status", "command"),
+    [
+        ("execute.meaning.programs.Meaning.execute", 0, f"run {DOUBLED} --expect y=x*2 --linalg-only"),
+        ("execute.backend._emulated_object", 2, f"run {DOUBLED} --expect y=x*2 --linalg-only"),
+        ("execute.launcher.storage_of", 2, f"check {DOUBLED} --soc Ascend910B4 --toolchain 1.0.0 --fresh"),
+        ("execute.launcher.storage_of", 2, "run --linalg-only -- python {program}"),
+        ("execute.launcher.storage_of", 2, "model --toolchain 1.0.0 --output {folder} -- python {program}"),
+        ("lint.engine.checked", 2, f"lint {DOUBLED} --jobs 1"),
+        ("timing.model._simulated", 2, f"time {DOUBLED}"),
+    ],
+)
+def test_a_mistake_of_ours_is_not_the_kernels(failing, status, command, tmp_path, capsys, monkeypatch):
     def fails(*arguments, **options):
         return {}["mistake"]
 
-    fails.__code__ = fails.__code__.replace(co_filename=programs.__file__)
-    monkeypatch.setattr(f"npu_offline.execute.{failing}", fails)
+    program = tmp_path / "program.py"
+    program.write_text(f"""
+import sys, torch
+sys.path.insert(0, {str(FILE.parent)!r})
+from culprit_kernels import doubled
+doubled[(1,)](torch.ones(64, device="npu"), torch.empty(64, device="npu"), 64, N=64)
+""")
+    monkeypatch.setattr(f"npu_offline.{failing}", fails)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    call = f"{FILE}::doubled x=fp32:64 y=fp32:64 n=64 N=64 --grid 1 --expect y=x*2 --linalg-only"
-    assert main(["run", *call.split()]) == status
-    said = capsys.readouterr().out
-    assert "npu-offline itself fails, please report it: KeyError: 'mistake'" in said
+    assert main(command.format(program=program, folder=tmp_path).split()) == status
+    said = " ".join("".join(capsys.readouterr()).replace("│", " ").split())
+    assert "npu-offline itself fails, please report it: KeyError: 'mistake' (test_culprit.py:" in said
     assert "is wrong" not in said
 
 
@@ -257,6 +275,21 @@ def test_the_element_that_is_shown_is_off_by_more_than_a_rounding(capsys):
 @triton.jit
 def later(a, i, b, j):
     return tl.where(b > a, b, a), tl.where(b > a, j, i)
+def test_a_kernel_is_judged_after_programs_ran_for_an_npu(tmp_path, capsys):
+    (tmp_path / "program.py").write_text("")
+    main(["run", "--", "python", str(tmp_path / "program.py")])  # names PyTorch's private device
+    assert main(f"run {DOUBLED} --expect y=x*2 --linalg-only".split()) == 0
+    assert "right: every level that ran is as expected" in capsys.readouterr().out
+
+
+def test_a_race_is_named_before_the_values_that_it_makes_wrong(capsys):
+    call = f"{FILE}::raced x=fp32:64 y=fp32:64 N=64 --grid 4 --expect y=x*2 --linalg-only"
+    assert main(["run", *call.split()]) == 1
+    race, values = [line for line in capsys.readouterr().out.splitlines() if KERNEL in line]
+    assert "race" in race
+    assert "elements of y are wrong" in values
+
+
 
 
 @triton.jit

@@ -64,6 +64,10 @@ def unconverted(x, y):
 def test_refused_by_the_front_end(x):
     unconverted[(1,)](*torch.zeros(2, 8, dtype=torch.int32, device=DEVICE))
 
+def test_mistake_of_the_emulation(x, monkeypatch):
+    monkeypatch.setattr("npu_offline.execute.launcher.storage_of", lambda *_: {}["mistake"])
+    double[(1,)](x, torch.empty_like(x), 64, BLOCK=64)
+
 def test_refused_option(x):
     double[(1,)](x, torch.empty_like(x), 64, BLOCK=64, option_of_another_release=True)
 """
@@ -85,7 +89,8 @@ def test_tests_pass_fail_and_are_refused_by_name(forking, monkeypatch):
             "1 refused: triton-ascend cannot convert the kernel (test_tests_pass_fail_and_are_refused_by_name.py:*",
             "1 refused: Triton refuses the kernel: AttributeError(*NoneType*triton.language.extra.ascend.libdevice*",
             "1 refused: Triton refuses the launch: Keyword argument option_of_another_release was *",
-            "*2 failed, 1 passed, 3 refused*",
+            "1 refused: npu-offline itself fails, please report it: KeyError: 'mistake' *",
+            "*2 failed, 1 passed, 4 refused*",
         ]
     )
     found = {test["test"].rpartition("::test_")[2]: test for test in json.loads((forking.path / "out.json").read_text())}
@@ -95,6 +100,7 @@ def test_tests_pass_fail_and_are_refused_by_name(forking, monkeypatch):
         "out_of_bounds": "failed",
         "refused": "refused",
         "refused_by_the_front_end": "refused",
+        "mistake_of_the_emulation": "refused",
         "refused_option": "refused",
     }
     assert found["right"] == {**found["right"], "launches": 1, "findings": [], "refused": ""}

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class OfflineError(RuntimeError):
@@ -24,6 +31,10 @@ class CompilationError(OfflineError):
 
 class DoesNotFitError(OfflineError):
     """A kernel needs more of a buffer than the chip has."""
+
+
+class MistakeError(UnsupportedError):
+    """This package failed itself: nothing is said about a kernel's results."""
 
 
 class RefusedError(CompilationError, UnsupportedError):
@@ -75,6 +86,23 @@ class Finding:
     def __str__(self) -> str:
         where = "" if self.program is None else f", program {self.program}"
         return f"{self.kind}{where}: {self.text}"
+
+
+def reported(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """A function whose exceptions, other than those of this file, are mistakes of this package."""
+
+    @functools.wraps(function)
+    def call(*arguments: _P.args, **options: _P.kwargs) -> _R:
+        try:
+            return function(*arguments, **options)
+        except Exception as error:
+            if ours(error) is not None:
+                raise
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            said = f"{type(error).__name__}: {error} ({Path(at.filename).name}:{at.lineno})"
+            raise MistakeError(f"npu-offline itself fails, please report it: {said}") from error
+
+    return call
 
 
 def ours(error: BaseException | None) -> OfflineError | None:

@@ -182,7 +182,13 @@ def swap_classes(model: nn.Module, package: str, recognise: Callable[[nn.Module]
 def undisturbed() -> Iterator[None]:
     """Runs a block on a CPU in fp32 with gradients, whatever defaults, modes and autocast a program has set."""
     plain, dtype = torch.autocast("cpu", enabled=False), torch.get_default_dtype()
-    with plain_pytorch(), torch.device("cpu"), torch.random.fork_rng(devices=[]), torch.inference_mode(False), plain:
+    with (
+        plain_pytorch(),
+        torch.device("cpu"),
+        torch.random.fork_rng(devices=[], device_type="cpu"),
+        torch.inference_mode(False),
+        plain,
+    ):
         torch.set_default_dtype(torch.float32)
         try:
             with torch.enable_grad(), warnings.catch_warnings():

@@ -105,7 +105,7 @@ def execute_calls(
         problem, unfit = "", False
         with emulate(soc, **final if toolchain else {"races": True}, keep_going=True) as emulation:
             try:
-                with torch.random.fork_rng(devices=[]), random_values():
+                with torch.random.fork_rng(devices=[], device_type="cpu"), random_values():
                     torch.manual_seed(SEED)
                     call()
             except Exception as error:

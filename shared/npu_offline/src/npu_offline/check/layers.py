@@ -230,7 +230,7 @@ class _Replay:
 
         with (
             _fp64_is_default(),
-            torch.random.fork_rng(devices=[]),
+            torch.random.fork_rng(devices=[], device_type="cpu"),
             mock.patch.object(nn.Module, "__call__", called),
             plain_pytorch(),
             _Fp64(),

@@ -18,7 +18,7 @@ from ..execute.emulation import emulate
 from ..launches import Launch
 from .execution import LINALG, MEANING, MOVED, RACING, SEED, random_values
 from .kernel_file import KernelCall
-from .stopped import is_mistake, is_refusal, said_of
+from .stopped import is_refusal, said_of
 from .values import is_file, is_float, names_contents, value_of
 
 
@@ -167,12 +167,12 @@ def run_whole(label: str, call: Callable[[], object], soc: str, level: str) -> O
         chosen = {"races": True, "ledgers": True}
     with emulate(soc, **chosen) as emulation:
         try:
-            with torch.random.fork_rng(devices=[]), random_values():
+            with torch.random.fork_rng(devices=[], device_type="cpu"), random_values():
                 torch.manual_seed(SEED)
                 compared = call()
         except Exception as error:
             endless = isinstance(ours(error), EndlessLoopError)
-            refused = is_refusal(error) or is_mistake(error) or (of_ttir and endless)
+            refused = is_refusal(error) or (of_ttir and endless)
             said = said_of(error)
             return Outcome(
                 label, level, emulation.launches, problem=said, refused=refused, endless=endless, error=ours(error)
@@ -189,7 +189,7 @@ def run_with_accesses(call: Callable[[], object], soc: str, toolchain: str) -> l
     with (
         emulate(soc, toolchain=toolchain, **options) as emulation,
         stopped,
-        torch.random.fork_rng(devices=[]),
+        torch.random.fork_rng(devices=[], device_type="cpu"),
         random_values(),
     ):
         torch.manual_seed(SEED)

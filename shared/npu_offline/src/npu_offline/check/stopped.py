@@ -13,7 +13,6 @@ from ..errors import UnsupportedError, ours, reason_of
 from ..module.places import Place
 
 _NOT_THEIRS = (sysconfig.get_path("purelib"), str(Path(__file__).parents[1]))
-_EXECUTES = tuple(str(Path(__file__).parents[1] / "execute" / folder) for folder in ("final", "linalg", "meaning"))
 
 _NESTED = re.compile(
     r"""<ast\.\w+ object at 0x\w+>, (['"])(.*)\1\)$""", re.DOTALL
@@ -50,24 +49,15 @@ def said_of(error: BaseException) -> str:
         return f"Triton refuses the kernel: {reason}{hint}\n{source}{caret}".rstrip()
     error = _wrapped(error) or error
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_NOT_THEIRS)]
-    if is_mistake(error):
-        return f"npu-offline itself fails, please report it: {type(error).__name__}: {error}"
     places = (Place(frame.filename, frame.lineno or 0, (frame.colno or 0) + 1) for frame in frames[-1:])
     return f"{type(error).__name__}: {error}{''.join(f' ({place})' for place in places)}"
 
 
 def is_refusal(error: BaseException | None) -> bool:
-    """Whether an error says nothing about results: Triton refuses the kernel, or the emulation cannot run it."""
+    """Whether an error says nothing about results: Triton refuses the kernel, the emulation cannot run it or fails."""
     if error is not None and not reason_of(error):
         return _is_of_triton(error) or _is_unknown_option(error) or bool(_missing_from_triton(error))
     return isinstance(ours(error), UnsupportedError)
-
-
-def is_mistake(error: BaseException) -> bool:
-    """Whether an error is a mistake of what executes kernels here, which says nothing about results either."""
-    error = _wrapped(error) or error
-    frames = traceback.extract_tb(error.__traceback__)
-    return not reason_of(error) and any(frame.filename.startswith(_EXECUTES) for frame in frames)
 
 
 def _is_of_triton(error: BaseException) -> bool:

@@ -21,7 +21,7 @@ from triton.backends.ascend.compiler import AscendBackend, NPUOptions, make_ttir
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
-from ..errors import OfflineError, UnsupportedError
+from ..errors import OfflineError, UnsupportedError, reported
 from ..toolchain.compilers import installed
 from ..toolchain.frontend import changed_options, options_from, to_linalg
 from .idle import first_configuration
@@ -95,10 +95,12 @@ class EmulatedBackend(_HostBackend):
     kind = EMULATED
 
     def add_stages(self, stages: dict[str, Callable[..., Any]], options: NPUOptions) -> None:
+        @reported
         def meaning(module: Any, metadata: dict[str, Any]) -> bytes:
             metadata.update(name="kernel", shared=0)
             return str(module).encode()
 
+        @reported
         def binary(linalg: str, metadata: dict[str, Any]) -> bytes:
             metadata.update(name="kernel", shared=0)
             if not self.level:
@@ -219,6 +221,7 @@ class HostDriver(DriverBase):
             "num_vectorcore": self.device.vector_cores,
         }
 
+    @reported
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[Any, int | None, int, int]:
         if not binary:
             return None, None, 0, 0

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import EndlessLoopError, Finding, FindingsError, OfflineError, OutOfBoundsError, RaceError
+from ..errors import EndlessLoopError, Finding, FindingsError, OfflineError, OutOfBoundsError, RaceError, reported
 from ..launches import MAX_PROGRAMS, RESERVED, Access, Launch, LaunchRecord, Ledger, Memory, Traffic
 from . import settings
 from .faults import Fault, fault_of
@@ -79,6 +79,7 @@ class Arguments:
 class Launcher:
     """Runs the programs of one compiled kernel; Triton makes one per kernel and calls it at each launch."""
 
+    @reported
     def __init__(self, source: Any, metadata: Any) -> None:
         from .native import runtime
 
@@ -123,6 +124,7 @@ class Launcher:
             record_of(self._source, self._options, grid, {}), self._arguments.types, values, before, failed
         )
 
+    @reported
     def __call__(
         self,
         grid_x: int,
@@ -275,6 +277,7 @@ class MeaningLauncher:
     def __init__(self, source: Any, metadata: Any) -> None:
         self._arguments = Arguments(source)
 
+    @reported
     def __call__(self, x: int, y: int, z: int, stream: Any, function: int, *rest: Any) -> None:
         from .meaning.memory import Memory  # needs numpy
 

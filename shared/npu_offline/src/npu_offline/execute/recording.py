@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import npu_tiling
 
-from ..errors import reason_of
+from ..errors import reason_of, reported
 from ..launches import RESERVED, LaunchRecord, Memory
 from ..toolchain.compilation import front_end_of
 from ..toolchain.triton_ascend import require_triton_ascend
@@ -35,6 +35,7 @@ class Recorder:
         self._options = metadata
         self._arguments = Arguments(source)
 
+    @reported
     def __call__(
         self,
         grid_x: int,

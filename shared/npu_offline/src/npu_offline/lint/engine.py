@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..errors import reported
 from ..launches import LaunchRecord
 from ..toolchain.cache import cache_dir, checked, source_digest
 from ..toolchain.compilation import SOURCES, as_record
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from triton.runtime.jit import JITFunction
 
 
+@reported
 def examine(subject: Subject) -> list[Violation]:
     """The findings of all rules for one launch, suppressed or not. Equal messages are given once."""
     key = f"{_digest()}{source_digest('module/operations.py', 'module/places.py', *SOURCES)}{subject!r}"

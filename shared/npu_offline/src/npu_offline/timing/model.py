@@ -8,7 +8,7 @@ from math import ceil
 
 import npu_tiling
 
-from ..errors import OfflineError
+from ..errors import OfflineError, reported
 from ..launches import LaunchRecord, Memory
 from ..module.operations import PIPES, Pipe
 from ..toolchain.compilation import compile_kernel
@@ -77,6 +77,7 @@ class Timing:
         return max(self.busy, key=lambda pipe: self.busy[pipe])
 
 
+@reported
 def time_launch(
     launch: LaunchRecord,
     *,

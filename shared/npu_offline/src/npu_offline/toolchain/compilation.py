@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import npu_tiling
 
-from ..errors import CompilationError, UnsupportedError
+from ..errors import CompilationError, UnsupportedError, reported
 from ..launches import LaunchRecord
 from ..reports import SPACES, Report, Usage
 from .cache import cache_dir, checked, source_digest
@@ -135,6 +135,7 @@ def front_end_of(record: LaunchRecord) -> tuple[str, str, str]:
     return record.name, ttir, linalg
 
 
+@reported
 def compile_linalg(
     name: str, ttir: str, linalg: str, options: Mapping[str, object], soc: str, toolchain: str, compilation: int = 0
 ) -> Report:
