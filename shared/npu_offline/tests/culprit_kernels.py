@@ -140,6 +140,13 @@ def doubled(x, y, n, N: tl.constexpr):
 
 
 @triton.jit
+def raced(x, y, N: tl.constexpr):
+    """Every program writes all of y."""
+    o = tl.arange(0, N)
+    tl.store(y + o, tl.load(x + o) + tl.program_id(0))
+
+
+@triton.jit
 def accumulated(x, y, N: tl.constexpr):
     """y is the sum of x; its programs race."""
     o = tl.program_id(0) * N + tl.arange(0, N)

@@ -118,6 +118,16 @@ def test_an_element_that_nobody_writes_is_named_so(dtype, capsys):
     )
 
 
+@pytest.mark.parametrize(("dtype", "expected"), [("fp32", "2*x+0*y"), ("i32", "2*x")])
+def test_an_element_that_keeps_its_value_is_named_so(dtype, expected, capsys):
+    call = f"{FILE}::doubled x={dtype}:100 y={dtype}:100 n=100 N=64 --grid 1 --linalg-only --expect y={expected}"
+    assert main(["run", *call.split()]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"\d+ of 100 elements of y are wrong: y\[\d+\] is \S+, as before the launch, must be ", printed), (
+        printed
+    )
+
+
 def test_a_kernel_that_only_rounds_too_much_is_told_so(capsys):
     softmax = "bare_softmax x=fp32:8x100 y=fp32:8x100 columns=100 BLOCK=128 --grid 8 --linalg-only --expect y=x.softmax(-1)"
     assert main(["run", *f"{FILE}::{softmax}".split()]) == 1
@@ -265,16 +275,6 @@ doubled[(1,)](torch.ones(64, device="npu"), torch.empty(64, device="npu"), 64, N
     assert "is wrong" not in said
 
 
-def test_the_element_that_is_shown_is_off_by_more_than_a_rounding(capsys):
-    call = f"{FILE}::doubled x=fp16:256 y=fp16:256 n=256 N=64 --grid 4 --linalg-only"
-    expected = "y=torch.where(torch.arange(256)==200,9,x*2+.01*(torch.arange(256)==7))"
-    assert main(["run", *call.split(), "--expect", expected]) == 1
-    assert "2 of 256 elements of y are wrong: y[200] is " in capsys.readouterr().out
-
-
-@triton.jit
-def later(a, i, b, j):
-    return tl.where(b > a, b, a), tl.where(b > a, j, i)
 def test_a_kernel_is_judged_after_programs_ran_for_an_npu(tmp_path, capsys):
     (tmp_path / "program.py").write_text("")
     main(["run", "--", "python", str(tmp_path / "program.py")])  # names PyTorch's private device
@@ -290,6 +290,16 @@ def test_a_race_is_named_before_the_values_that_it_makes_wrong(capsys):
     assert "elements of y are wrong" in values
 
 
+def test_the_element_that_is_shown_is_off_by_more_than_a_rounding(capsys):
+    call = f"{FILE}::doubled x=fp16:256 y=fp16:256 n=256 N=64 --grid 4 --linalg-only"
+    expected = "y=torch.where(torch.arange(256)==200,9,x*2+.01*(torch.arange(256)==7))"
+    assert main(["run", *call.split(), "--expect", expected]) == 1
+    assert "2 of 256 elements of y are wrong: y[200] is " in capsys.readouterr().out
+
+
+@triton.jit
+def later(a, i, b, j):
+    return tl.where(b > a, b, a), tl.where(b > a, j, i)
 
 
 @triton.jit
@@ -395,9 +405,13 @@ def test_results_of_a_file_are_expected_and_verdicts_are_written_as_json(tmp_pat
         assert status == bool(culprit)
 
 
-def test_all_commands_run_with_one_start_and_one_line_at_the_end(capsys):
+def test_all_commands_run_with_one_start_and_one_line_at_the_end(capsys, tmp_path):
     call = f"{FILE}::doubled x=fp32:16384 y=fp32:16384 n=16384 N=8192 --grid 2"
-    assert main(["all", *call.split(), "--expect", "y=2*x"]) == 0
+    assert main(["all", *call.split(), "--expect", "y=2*x", "--json", str(tmp_path / "all.json")]) == 0
+    written = json.loads((tmp_path / "all.json").read_text())
+    assert list(written) == ["run", "check", "lint", "time"]
+    assert written["run"]["calls"][0]["verdicts"][0]["text"] == "right: every level that ran is as expected"
+    assert written["time"][0]["kernel"] == "doubled"
     assert capsys.readouterr().out.endswith("\nrun: right; check: nothing wrong; lint: nothing wrong; time: nothing wrong\n")
     assert main(["all", *call.split(), "--expect", "y=3*x"]) == 1
     assert "run: your kernel is wrong; check: nothing wrong; " in capsys.readouterr().out

@@ -52,6 +52,28 @@ def test_a_mistake_in_the_call_is_said_before_anything_runs(file, capsys, target
     assert status == 2
 
 
+NUMBERED = """
+from triton.language import program_id as number
+
+@triton.jit
+def place(N: tl.constexpr):
+    return number(0) * N
+
+@triton.jit
+def copy(x, y, N: tl.constexpr):
+    o = {} + tl.arange(0, N)
+    tl.store(y + o, tl.load(x + o))
+"""
+
+
+@pytest.mark.parametrize(("place", "said"), [("0", "--grid is 1: "), ("place(N)", "--grid is missing")])
+def test_a_kernel_that_does_not_ask_which_program_it_is_needs_no_grid(file, capsys, place, said):
+    given = ["x=fp32:64", "y=fp32:64", "N=64", "--expect", "y=x", "--linalg-only"]
+    status, printed = run(capsys, "run", f"{file(NUMBERED.format(place))}::copy", *given)
+    assert said in printed
+    assert status == (0 if place == "0" else 2)
+
+
 def test_a_grid_may_call_triton_and_an_expectation_the_functions_of_the_file(file, capsys):
     path = file("def definition(x):\n    return x.softmax(-1)")
     given = [*SOFTMAX[:-1], "triton.cdiv(6, 1)", "--expect", "y_ptr=definition(x_ptr)"]

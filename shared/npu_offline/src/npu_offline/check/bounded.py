@@ -14,7 +14,7 @@ from ..bounds.subject import Subject
 from ..errors import OfflineError
 from ..launches import LaunchRecord
 from .files import configurations, heuristics, jit_function
-from .kernel_file import find
+from .kernel_file import asks_for_programs, find
 from .values import DTYPES, number_of
 
 FORMS = """an argument is NAME=VALUE, and VALUE one of
@@ -47,7 +47,7 @@ def subject_of(target: str, given: Sequence[str], grid: str | None, conditions: 
     Args:
         target: `FILE::kernel`.
         given: arguments and sizes as NAME=VALUE.
-        grid: programs in x, y and z.
+        grid: programs in x, y and z; None for one, where all programs would do the same.
         conditions: comparisons that hold for the sizes.
 
     Raises:
@@ -55,10 +55,11 @@ def subject_of(target: str, given: Sequence[str], grid: str | None, conditions: 
     """
     if "::" not in target:
         raise OfflineError(f"{target} names no kernel: write FILE::KERNEL")
-    if grid is None:
-        raise OfflineError("--grid is missing: expressions of the programs in x, y and z, such as --grid 'cdiv(n, BLOCK)'")
     _, _, decorated = find(target)
     kernel, found = jit_function(decorated), _Given()
+    if grid is None and asks_for_programs(kernel):
+        raise OfflineError("--grid is missing: expressions of the programs in x, y and z, such as --grid 'cdiv(n, BLOCK)'")
+    grid = "1" if grid is None else grid
     constant = {each.name for each in kernel.params if each.is_constexpr}
     annotated = {each.name: each.annotation_type for each in kernel.params if each.annotation_type}
     for text in given:

@@ -216,6 +216,9 @@ def _of_ir(
             yield Verdict(f"{KERNEL}, or {FRONT_END},", _said(linalg))
         return
     is_what_chips_compute = linalg.ok and not linalg.refused  # the expectation
+    races = isinstance(linalg.error, RaceError) and isinstance(again(linalg.numbers, RACING).error, RaceError)
+    if races and not meaning.problem:
+        yield Verdict(KERNEL, f"{linalg.problem}; its TTIR says so, as Triton itself defines it")
     if meaning.problem or not (meaning.ok or is_what_chips_compute):
         said = f"{_said(meaning)}; its TTIR says so, as Triton itself defines it"
         if not meaning.problem:
@@ -223,11 +226,9 @@ def _of_ir(
             if again(meaning.numbers, MOVED).is_as_expected:
                 said += "\n  in fp64 it is as expected: a number overflows, or a sum or a cast in between loses too much"
         yield Verdict(KERNEL, said)
-    if linalg.refused or meaning.problem:
+    if linalg.refused or meaning.problem or races:
         return
-    if isinstance(linalg.error, RaceError) and isinstance(again(linalg.numbers, RACING).error, RaceError):
-        yield Verdict(KERNEL, f"{linalg.problem}; its TTIR says so, as Triton itself defines it")
-    elif linalg.problem:
+    if linalg.problem:
         yield Verdict(FRONT_END, f"{_told(linalg)}; its TTIR does not{_hint(signs(VERSIONS[-1]), _OF_FRONT_END)}")
     elif text := _unlike(linalg, meaning, moved, "TTIR"):
         yield Verdict(FRONT_END, f"{text}{_hint(signs(VERSIONS[-1]), _OF_FRONT_END)}")

@@ -6,6 +6,7 @@ A file of recorded launches, which `save` writes, has such launches with the arg
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ import npu_tiling
 from ..errors import OfflineError
 from .files import configurations, heuristics, jit_function, kernels_of, load_file
 from .values import FORMS, combinations, number_of, value_of
+
+_ASKS = {"program_id", "num_programs"}
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ def parse(target: str, given: Sequence[str], grid: str | None) -> list[KernelCal
     Args:
         target: `FILE::kernel`.
         given: arguments as NAME=VALUE. Those of a configuration stand in place of all configurations.
-        grid: programs in x, y and z.
+        grid: programs in x, y and z; None for one, where all programs would do the same.
 
     Raises:
         OfflineError: a part of it is missing or wrong.
@@ -136,17 +139,36 @@ def parse(target: str, given: Sequence[str], grid: str | None) -> list[KernelCal
         tuned = configurations(decorated)
         why = f", of which its configurations give {', '.join(tuned[0])} where no other of them is given" if tuned else ""
         raise OfflineError(f"kernel {name} also needs {', '.join(missing)}{why}; {FORMS}")
-    if grid is None:
+    if grid is None and asks_for_programs(kernel):
         raise OfflineError(
             "--grid is missing: the programs in x, y and z, numbers or an expression of the arguments, such as"
             " --grid 512, --grid 'cdiv(n, BLOCK)', --grid 8,4 or --grid cores"
         )
+    grid = "1" if grid is None else grid
     chip = npu_tiling.soc("Ascend910B4")
     calls = [KernelCall(path, kernel, values, grid, vars(module), sizes, computed) for sizes in found]
     for call in calls:  # so that a mistake is reported before anything runs
         call.programs(call.arguments(), chip)
         call.choices()
     return calls
+
+
+def asks_for_programs(kernel: Any) -> bool:
+    """Whether a kernel, or a function that it calls, asks for its program's number or for how many there are."""
+    met, left = set[Any](), [kernel]
+    while left:
+        function = left.pop().fn
+        met.add(function)
+        found = inspect.getclosurevars(function)
+        names = {*found.globals, *found.unbound}
+        named = [*found.globals.values(), *found.nonlocals.values()]
+        named += [
+            getattr(each, name) for each in named if isinstance(each, ModuleType) for name in names if hasattr(each, name)
+        ]
+        if names & _ASKS or any(getattr(each, "__name__", "") in _ASKS for each in named):
+            return True
+        left += [each for each in named if hasattr(each, "arg_names") and each.fn not in met]
+    return False
 
 
 def _values(kernel: Any, given: Sequence[str]) -> dict[str, list[str]]:

@@ -245,9 +245,12 @@ def _comparison(
         for name in unread:
             if made[name].is_floating_point():
                 _bits(made[name]).fill_(_NOBODYS[made[name].dtype])
+        before = {name: made[name].clone() for name in wanted}
         call.launch_on(made)
         results = {name: value for name, value in made.items() if isinstance(value, Tensor)}
-        return Differences((_difference(name, made[name], value, rtol, atol) for name, value in wanted.items()), results)
+        return Differences(
+            (_difference(name, before[name], made[name], value, rtol, atol) for name, value in wanted.items()), results
+        )
 
     return run
 
@@ -298,9 +301,11 @@ def _bits(floats: Tensor) -> Tensor:
     return floats.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[floats.dtype.itemsize])
 
 
-def _difference(name: str, got: Tensor, wanted: Tensor, rtol: float | None, atol: float | None) -> Difference:
+def _difference(
+    name: str, before: Tensor, got: Tensor, wanted: Tensor, rtol: float | None, atol: float | None
+) -> Difference:
     if not got.is_floating_point() and not wanted.is_floating_point():
-        return _unequal(name, got, wanted)
+        return _unequal(name, before, got, wanted)
     default = _TOLERANCES.get(got.dtype, (0.0, 0.0))
     relative, absolute = default[0] if rtol is None else rtol, default[1] if atol is None else atol
     left, right = got.double(), wanted.double()
@@ -321,19 +326,28 @@ def _difference(name: str, got: Tensor, wanted: Tensor, rtol: float | None, atol
         within = absolute + relative * abs(wanted[at].item())
         place = f"{name}[{', '.join(map(str, at))}]"
         nobodys = got.dtype in _NOBODYS and int(_bits(got)[at]) == _NOBODYS[got.dtype]
-        is_now = "was not written, or read before that" if nobodys else f"is {got[at].item():.6g}"
+        is_now = (
+            "was not written, or read before that" if nobodys else f"is {got[at].item():.6g}{_as_before(before, got, at)}"
+        )
         first = f"{place} {is_now}, must be {wanted[at].item():.6g} within {within:.2g}"
     return Difference(name, float(error.max()) if error.numel() else 0.0, int((~good).sum()), got.numel(), first, share)
 
 
-def _unequal(name: str, got: Tensor, wanted: Tensor) -> Difference:
+def _as_before(before: Tensor, got: Tensor, at: tuple[int, ...]) -> str:
+    """Said of a wrong element that no program seems to have written."""
+    return ", as before the launch" if torch.equal(before[at], got[at]) else ""
+
+
+def _unequal(name: str, before: Tensor, got: Tensor, wanted: Tensor) -> Difference:
     """Integers have no tolerance; their differences are fp64, and at least 1 where they are not equal."""
     wrong = got.long() != wanted.long()
     error = torch.where(wrong, (got.double() - wanted.double()).abs().clamp_min(1.0), 0.0)
     first = ""
     if wrong.any():
         at = tuple(wrong.nonzero()[0].tolist())
-        first = f"{name}[{', '.join(map(str, at))}] is {int(got[at])}, must be {int(wanted[at])}"
+        first = (
+            f"{name}[{', '.join(map(str, at))}] is {int(got[at])}{_as_before(before, got, at)}, must be {int(wanted[at])}"
+        )
     return Difference(name, float(error.max()) if error.numel() else 0.0, int(wrong.sum()), got.numel(), first)
 
 

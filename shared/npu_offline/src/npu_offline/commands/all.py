@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import OfflineError
 from .options import add_limit, add_target, soc_name
-from .output import new_console, print_line
+from .output import new_console, print_line, write_json
 
 if TYPE_CHECKING:
     from . import Subparsers
@@ -22,6 +25,7 @@ def add_parser(commands: Subparsers) -> None:
     add_target(parser)
     parser.add_argument("--soc", default="Ascend910B4", type=soc_name, metavar="NAME", help="a chip (%(default)s)")
     parser.add_argument("--expect", action="append", default=[], metavar="NAME=EXPRESSION", help="as `run` takes it")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what each command writes there, by its name")
     add_limit(parser)
     parser.set_defaults(run=_run)
 
@@ -33,15 +37,21 @@ def _run(options: argparse.Namespace) -> int:
     expected = [word for text in options.expect for word in ("--expect", text)]
     statuses: dict[str, int] = {}
     said: dict[str, str] = {}
+    written: dict[str, object] = {}
     for command, more in (("run", expected), ("check", []), ("lint", []), ("time", [])):
         console.rule(command)
         chosen = options.parse([command, *about, *more])
-        try:
-            statuses[command] = int(chosen.run(chosen))
-            said[command] = getattr(chosen, "verdict", "")
-        except OfflineError as error:
-            console.print(str(error), markup=False)
-            statuses[command] = _MOST
+        with tempfile.TemporaryDirectory() as folder:
+            chosen.json = Path(folder, "written.json")
+            try:
+                statuses[command] = int(chosen.run(chosen))
+                said[command] = getattr(chosen, "verdict", "")
+                written[command] = json.loads(chosen.json.read_text())
+            except OfflineError as error:
+                console.print(str(error), markup=False)
+                statuses[command], written[command] = _MOST, {"problem": str(error)}
+    if options.json:
+        write_json("--json", options.json, written)
     console.rule()
     line = "; ".join(f"{command}: {said.get(command) or _SAID[status]}" for command, status in statuses.items())
     print_line(console, line)

@@ -39,9 +39,8 @@ def add_target(parser: argparse.ArgumentParser, *, or_script: bool = False) -> N
         target += "; or none, and a program: -- python FILE ..."
     parser.add_argument("target", type=Path, nargs="?" if or_script else None, metavar="TARGET", help=target)
     parser.add_argument("given", nargs="*", metavar="NAME=VALUE", help="the kernel's arguments: see below")
-    parser.add_argument(
-        "--grid", metavar="X[,Y[,Z]]", help="the kernel's programs: numbers, arguments, cdiv(a, b), cores, cube_cores"
-    )
+    programs = "the kernel's programs: numbers, arguments, cdiv(a, b), cores, cube_cores; 1 if it asks for none"
+    parser.add_argument("--grid", metavar="X[,Y[,Z]]", help=programs)
 
 
 def add_call(parser: argparse.ArgumentParser) -> None:

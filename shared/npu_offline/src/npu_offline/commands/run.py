@@ -72,6 +72,8 @@ def _run(options: argparse.Namespace) -> int:
     if "::" in str(options.target) or kernel_file.is_recording(str(options.target)):
         launches = kernel_file.parse(str(options.target), options.given, options.grid)
         runs = [(call.label, run_calls.compared(call, options.expect, options.rtol, options.atol)) for call in launches]
+        if options.grid is None and not kernel_file.is_recording(str(options.target)):
+            console.print("--grid is 1: the kernel does not ask which program it is", markup=False)
     elif options.expect:
         raise OfflineError("--expect is for FILE::KERNEL; in calls() compare the results yourself")
     else:
