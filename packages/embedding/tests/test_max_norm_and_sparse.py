@@ -27,6 +27,17 @@ def test_max_norm_scales_named_rows_in_place(device, norm_type, dtype):
     assert torch.equal(weight.grad.cpu()[:, 0].float(), torch.bincount(case.indices, minlength=40).float())
 
 
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, torch.inf])
+@pytest.mark.parametrize("limit", [2.0, 3.4e38, 1e39, 1e300, torch.inf])
+def test_rows_of_infinities_are_larger_than_any_finite_norm(device, limit, norm_type):
+    rows = torch.tensor([[1.0, 2.0], [torch.inf, 1.0], [-torch.inf, torch.inf], [torch.nan, 1.0]])
+    ids, table = torch.arange(4), rows.clone().to(device.torch)
+    expected = torch.nn.functional.embedding(ids, rows, max_norm=limit, norm_type=norm_type)
+    out = embedding(ids.to(device.torch), table, max_norm=limit, norm_type=norm_type)
+    torch.testing.assert_close(out.cpu(), expected, equal_nan=True)
+    torch.testing.assert_close(table.cpu(), rows, equal_nan=True)
+
+
 def test_max_norm_leaves_rows_that_are_not_named_alone(device):
     weight = torch.full((6, 64), 9.0, device=device.torch)
     embedding(torch.tensor([2, 2, 4], device=device.torch), weight, max_norm=1.0)

@@ -75,6 +75,8 @@ def scale_rows(indices: Tensor, weight: Tensor, max_norm: float, norm_type: floa
     rows = torch.where(inside, rows, stand_in.clamp(min=0))
     wide = weight.index_select(0, rows).to(statistics_dtype(weight.dtype))
     norm = torch.linalg.vector_norm(wide, norm_type, dim=-1, keepdim=True)
+    if max_norm != torch.inf:
+        max_norm = min(max_norm, torch.finfo(norm.dtype).max)
     scale = torch.where((norm > max_norm) & (stand_in >= 0), max_norm / (norm + 1e-7), 1.0)
     weight.index_put_((rows,), (wide * scale).to(weight.dtype))
 
