@@ -18,7 +18,7 @@ MOST = {
     "rms_norm": (23, 5130, 17),
     "embedding": (22, 5524, 28),
     "attn_res": (29, 6985, 21),
-    "fused_linear_cross_entropy": (41, 10421, 16),
+    "fused_linear_cross_entropy": (41, 10442, 16),
 }
 MOST_PARAMETERS = 35  # of a kernel, or of a function that kernels call
 WANTED_PARAMETERS, MOST_ABOVE = 26, 18  # how many functions have more

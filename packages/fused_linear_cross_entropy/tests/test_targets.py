@@ -3,7 +3,12 @@
 import losses
 import pytest
 import torch
-from npu_fused_linear_cross_entropy import fused_linear_cross_entropy
+from npu_fused_linear_cross_entropy import (
+    causal_lm_loss,
+    fused_linear_cross_entropy,
+    linear_distillation_loss,
+    linear_log_probs,
+)
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 
@@ -53,6 +58,31 @@ def test_int32_targets(device):
     expected = losses.run(case, device.torch)
     case.target = case.target.int()
     assert torch.equal(losses.run(case, device.torch).outputs["loss"], expected.outputs["loss"])
+
+
+TEACHER = torch.randn(123, 32, generator=torch.Generator().manual_seed(0))
+OF_LABELS = {
+    "loss": fused_linear_cross_entropy,
+    "log probabilities": lambda *given, **options: linear_log_probs(*given, **options).sum(),
+    "distillation": lambda x, weight, target, **options: linear_distillation_loss(
+        x, weight, target, teacher=(x.detach(), TEACHER.to(x)), hard_weight=0.5, **options
+    ),
+    "of hidden states": causal_lm_loss,
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"ignore_index": 255}, {"counted_tokens": 19}], ids=str)
+@pytest.mark.parametrize("name", OF_LABELS)
+def test_labels_of_a_byte(device, name, options):
+    """PyTorch's cross_entropy takes int64 and uint8."""
+    case = losses.make(19, 32, 123)
+    found = []
+    for dtype in (torch.int64, torch.uint8):
+        x, weight = losses.leaf(case.x, device.torch), losses.leaf(case.weight, device.torch)
+        target = case.target.masked_fill(torch.arange(19) == 3, 255 if options.get("ignore_index") else 7)
+        loss = OF_LABELS[name](x, weight, target.to(dtype).to(device.torch), **options)
+        found.append((loss, *torch.autograd.grad(loss, (x, weight))))
+    assert all(map(torch.equal, *found))
 
 
 def test_the_first_of_equal_maxima_is_predicted(device):

@@ -14,7 +14,17 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from .call import Forward, LinearCrossEntropyOutput, Option, Options, ProbabilityTargets, replaced, whole_shape
-from .checks import Part, adapted, check_loss, check_values, check_weight_grad, checked_options, loss_of_parts, named_options
+from .checks import (
+    Part,
+    adapted,
+    as_labels,
+    check_loss,
+    check_values,
+    check_weight_grad,
+    checked_options,
+    loss_of_parts,
+    named_options,
+)
 from .distributions.plan import probability_loss
 from .operator import FORWARD
 from .tokens import are_counted, can_be_read, check_columns, check_counted, checked_token_weight, divisors, of_counted_tokens
@@ -78,8 +88,8 @@ def fused_linear_cross_entropy(
         x: [..., H], fp32, bf16 or fp16 (fp64 too on a CPU).
         weight: [V, H], x's dtype or fp32. A wider one than x is copied to x's dtype for the products; its gradient is
             summed in its own dtype.
-        target: [...], int64 or int32; or probabilities [..., V], floating point, without a gradient, with a process group of
-            this rank's columns.
+        target: [...], int64, int32 or uint8; or probabilities [..., V], floating point, without a gradient, with a process
+            group of this rank's columns.
         bias: [V], x's dtype or fp32.
         class_weight: [V], floating point; gets no gradient.
         token_weight: [...], floating point or bool: a factor of each token's loss, an advantage or a mask; gets no gradient.
@@ -160,6 +170,7 @@ def fused_linear_cross_entropy(
         known = loss_if_checked(x, weight, target, bias, class_weight, options)
         if known is not None:
             return LinearCrossEntropyOutput(*known) if any(options.extras) else known[0]
+    target = as_labels(target)
     options = replaced(options, accum_dtype=check_weight_grad(weight_grad, weight, accum_dtype))
     options = checked_options(weight, Part(process_group, vocab_range, vocab_size), options)
     x, weight, bias, frozen = adapted(x, weight, bias, adapter, weight_grad)
@@ -389,6 +400,7 @@ def causal_lm_loss(
 def _checked_labels(name: str, labels: Tensor, x: Tensor, options: Options) -> Tensor:
     """Labels of the tokens x [..., H], in a dtype that holds ignore_index."""
     arguments.tensor(name, labels)
+    labels = as_labels(labels)
     arguments.dtype(name, labels, torch.int64, torch.int32)
     arguments.shape(name, labels, whole_shape(x, options))
     limits = torch.iinfo(labels.dtype)

@@ -239,6 +239,11 @@ def check_head(x: Tensor, weight: Tensor, bias: Tensor | None, frozen: Tensor | 
         arguments.device("weight", frozen, x, "x's")
 
 
+def as_labels(target: Any) -> Any:
+    """uint8 targets, which PyTorch's cross_entropy takes, in a dtype that holds any ignore_index; others as they are."""
+    return target.int() if isinstance(target, Tensor) and target.dtype == torch.uint8 else target
+
+
 def check_target(target: Tensor, x: Tensor, options: EachOptions) -> None:
     """Columns of the vocabulary, one for each token of x."""
     arguments.tensor("target", target)

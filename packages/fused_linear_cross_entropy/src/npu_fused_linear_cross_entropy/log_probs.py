@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup
 
 from .api import loss_if_checked, run_loss
 from .call import Distributions, Forward, LogProbs, Options, replaced, whole_shape
-from .checks import Part, adapted, check_loss, check_weight_grad, checked_options
+from .checks import Part, adapted, as_labels, check_loss, check_weight_grad, checked_options
 from .distributions import DISTRIBUTIONS
 from .tokens import are_counted, can_be_read, check_columns, check_counted, listed, of_counted_tokens
 
@@ -67,7 +67,7 @@ def linear_log_probs(
 
     Args:
         x, weight, bias, logit_scale: as for `fused_linear_cross_entropy`.
-        target: [...], int64 or int32; None where only other outputs are asked for.
+        target: [...], int64, int32 or uint8; None where only other outputs are asked for.
         ids: [..., K], int64 or int32: return the log-probabilities of these columns too. Of one that is `ignore_index` it
             is 0, without a gradient. A column may be named more than once. Tokens that do not count may have any.
         kept: [..., K], int64 or int32: the columns that a sampler kept (top-p, top-k), each once, filled up with
@@ -147,7 +147,8 @@ def linear_log_probs(
     x, weight, bias, frozen = adapted(x, weight, bias, adapter, weight_grad)
     shape = torch.Size(whole_shape(x, options))
     has_target = target is not None
-    targets = torch.full(shape, int(ignore_index == 0), device=x.device) if target is None else target  # not ignored
+    counts = int(ignore_index == 0)  # a target that is not ignored
+    targets = torch.full(shape, counts, device=x.device) if target is None else as_labels(target)
     check_loss(x, weight, targets, bias, None, frozen, options)
     check_counted(counted_tokens, targets, options)
     for name, columns in (("ids", ids), ("kept", kept)):

@@ -22,6 +22,7 @@ from ..checks import (
     Part,
     Teacher,
     adapted,
+    as_labels,
     autocast,
     check_distillation,
     check_hard_weight,
@@ -101,7 +102,8 @@ def linear_distillation_loss(
 
     Args:
         x, weight, bias: the student's, as for `fused_linear_cross_entropy`.
-        target: [...], int64 or int32: the hard labels, or which tokens are ignored; None: all count, and hard_weight is 0.
+        target: [...], int64, int32 or uint8: the hard labels, or which tokens are ignored; None: all count, and hard_weight
+            is 0.
         teacher: the teacher's head, a `Teacher` or a tuple of its fields in their order.
         teacher_probs: [..., V], floating point, in its place: q for T = 1, divided by its sum. With a temperature q is
             softmax(log(teacher_probs) / T). For "reverse_kl" a probability of 0 counts as the smallest number of fp32,
@@ -168,6 +170,7 @@ def linear_distillation_loss(
         known = DISTILLATION.forward.if_checked(check_distillation, call)
         if known is not None:
             return DistillationLoss(*known[: DISTILLATION.outputs]) if return_parts else known[0]
+    target = as_labels(target)
     options = replaced(options, accum_dtype=check_weight_grad(weight_grad, weight, accum_dtype))
     options = checked_options(weight, part, options)
     each = None
