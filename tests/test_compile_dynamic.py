@@ -107,6 +107,43 @@ CALLS = {
 }  # fmt: skip
 
 
+def bank(n):
+    return random(n, BLOCKS, D).detach(), 1, random(n, D), *vectors(2)
+
+
+#: The same for options with tensors, or with strides, of which a function asks more.
+OF_OPTIONS = {
+    "kept columns": lambda n, c: (
+        lambda *tensors: linear_log_probs(*tensors[:3], kept=tensors[3]),
+        (*head(n), torch.randint(V, (n, 3))),
+        {},
+    ),
+    "number of kept columns": lambda n, c: (
+        lambda *tensors: linear_log_probs(*tensors[:3], ids=tensors[3], kept=tensors[3]),
+        (*head(5), torch.randint(V, (5, n))),
+        {},
+    ),
+    "number of a teacher's columns": lambda n, c: (
+        lambda *tensors: linear_distillation_loss(*tensors[:3], teacher_top_k=tensors[3:]),
+        (*head(5), torch.randint(V, (5, n)), -torch.rand(5, n)),
+        {},
+    ),
+    "append": lambda n, c: (lambda bank, *more: attn_res_bank(bank.clone(), *more, append=True), bank(n), {}),
+    "append to a part": lambda n, c: (
+        lambda bank, *more: attn_res_bank(bank.clone()[..., :2, :], *more, append=True),
+        (random(2, n, BLOCKS, D).detach(), 1, random(2, n, D), *vectors(2)),
+        {},
+    ),
+    "in place": lambda n, c: (
+        lambda bank, count, x, *more: attn_res_bank(
+            bank, count, x.clone()[:, D:], *more, layer_output=x[:, :D], in_place=True
+        ),
+        (random(n, BLOCKS, D).detach(), 1, random(n, 2 * D), *vectors(2)),
+        {},
+    ),
+}
+
+
 @pytest.fixture(autouse=True)
 def _forget_compiled():
     yield
@@ -137,7 +174,7 @@ def results(run, name, n, c, device="cpu", *, unknown=False):
     """Results and gradients of one call, the same for equal arguments. `unknown`: sizes n, each by itself, are data."""
     torch.manual_seed(n)
     with torch.device(device):
-        function, tensors, options = CALLS[name](n, c)
+        function, tensors, options = {**CALLS, **OF_OPTIONS}[name](n, c)
     for tensor in tree_leaves(tensors) if unknown else ():
         for dimension, size in enumerate(getattr(tensor, "shape", ())):
             if size == n:
@@ -180,7 +217,13 @@ def test_sizes_share_a_graph_and_a_float_takes_one_more(name, dynamic, expected)
     assert graphs() <= expected + 1
 
 
-@pytest.mark.parametrize("name", [pytest.param(each, marks=() if each in ALWAYS else pytest.mark.nightly) for each in CALLS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(each, marks=() if each in ALWAYS else pytest.mark.nightly) for each in CALLS),
+        *OF_OPTIONS,
+    ],
+)
 def test_sizes_may_depend_on_data(name):
     """PyTorch's own functions, and so ours, do not ask of sizes that a compiler does not know whether they are equal."""
     run = compiled(call, fullgraph=True)

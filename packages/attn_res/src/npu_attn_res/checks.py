@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 from npu_tiling import arguments
-from npu_tiling.dispatch import holds, is_autocast
+from npu_tiling.dispatch import holds, is_autocast, is_certain
 from npu_tiling.dtensor import Shards, is_distributed, moved, summed
 from npu_tiling.rows import may_overlap, row_stride
 from torch import Tensor
@@ -122,10 +122,8 @@ def check_bank(
         check_output_dtype(output_dtype)
     if flags["append"]:
         _check_append(bank, n_blocks, n_all)
-    if flags["in_place"] and (row_stride(prefix.shape, prefix.stride()) is None or may_overlap(prefix)):
-        raise ValueError(
-            f"prefix has strides {prefix.stride()} and must have rows of their own, at one stride, to be written in place."
-        )
+    if flags["in_place"]:
+        _check_rows("prefix", prefix, prefix, "written in place")
     return _check_numbers(*numbers)
 
 
@@ -170,10 +168,15 @@ def _check_append(bank: Any, n_blocks: Any, n_all: int) -> None:
         raise ValueError("append is True and must be False for a list of blocks, which the caller appends to.")
     if not isinstance(n_blocks, Tensor) and (n_blocks is None or n_blocks >= n_all):
         raise ValueError(f"append is True and must be False for a bank that is full: it has {n_all} blocks.")
-    first = bank.movedim(-2, 0)[0]
-    if row_stride(first.shape, first.stride()) is None or may_overlap(bank):
+    _check_rows("bank", bank, bank.movedim(-2, 0)[0], "appended to")
+
+
+def _check_rows(name: str, written: Tensor, rows: Tensor, how: str) -> None:
+    """A tensor to be written to, of which `rows` are a part, or all: no two of them share memory."""
+    certain = is_certain if torch.compiler.is_compiling() else bool
+    if row_stride(rows.shape, rows.stride(), certain) is None or may_overlap(written, certain):
         raise ValueError(
-            f"bank has strides {bank.stride()} and must have rows of their own, at one stride, to be appended to."
+            f"{name} has strides {written.stride()} and must have rows of their own, at one stride, to be {how}."
         )
 
 

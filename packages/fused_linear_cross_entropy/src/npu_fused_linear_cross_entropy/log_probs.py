@@ -153,6 +153,7 @@ def linear_log_probs(
     check_counted(counted_tokens, targets, options)
     for name, columns in (("ids", ids), ("kept", kept)):
         _check_ids(name, columns, x, targets, counted_tokens, options)
+    has_ids = ids is not None
     if kept is not None:
         if target is None:
             raise ValueError("kept must be left out where target is None.")
@@ -188,7 +189,7 @@ def linear_log_probs(
         tokens = targets.numel()
         found = LogProbs(*[None if one is None else one[:tokens].view((*shape, *one.shape[1:])) for one in of_rows])
     if kept is not None:
-        found = _renormalised(found, kept, are_counted(targets, ignore_index), ignore_index)
+        found = _renormalised(found, kept, has_ids, are_counted(targets, ignore_index), ignore_index)
     if asks_more:
         return found
     assert found.log_probs is not None
@@ -214,7 +215,7 @@ def _score(
     columns = _columns(target if has_target else None, ids, options.ignore_index)
     of_layer = (layer.frozen, layer.weight_grad, replaced(options, return_entropy=False))
     call = Distributions(x, layer.weight, layer.bias, columns, rates, *of_layer, asked.top_k, asked.is_top)
-    return asked_outputs(DISTRIBUTIONS(call), target, has_target, asked, options)
+    return asked_outputs(DISTRIBUTIONS(call), target, has_target, ids is not None, asked, options)
 
 
 class Asked(NamedTuple):
@@ -227,16 +228,18 @@ class Asked(NamedTuple):
     is_top: bool
 
 
-def asked_outputs(outputs: tuple[Any, ...], target: Tensor, has_target: bool, asked: Asked, options: Options) -> LogProbs:
+def asked_outputs(
+    outputs: tuple[Any, ...], target: Tensor, has_target: bool, has_ids: bool, asked: Asked, options: Options
+) -> LogProbs:
     """The outputs that were asked for, of tokens [tokens] with their targets."""
     counted = are_counted(target, options.ignore_index)
     every = counted.unsqueeze(1)
     _, _, entropy, square_sum, mean_logit, of_ids, of_top, top_ids, first = outputs
-    named = None if of_ids is None else of_ids[:, int(has_target) :]
+    named = of_ids[:, int(has_target) :] if has_ids else None
     return LogProbs(
         log_probs=of_ids[:, 0] if has_target and of_ids is not None else None,
         entropy=torch.where(counted, entropy, 0.0) if asked.entropy else None,
-        ids_log_probs=torch.where(every, named, 0.0) if named is not None and named.shape[1] else None,
+        ids_log_probs=None if named is None else torch.where(every, named, 0.0),
         top_log_probs=None if of_top is None else torch.where(every, of_top, 0.0),
         top_ids=None if top_ids is None else torch.where(every, top_ids, -1),
         square_sum=torch.where(counted, square_sum, 0.0) if asked.square_sum else None,
@@ -269,16 +272,20 @@ def _rates(temperature: Tensor, x: Tensor, shape: torch.Size, counted: Tensor | 
     return 1.0 / (temperature if counted is None else torch.where(counted, temperature, 1.0))
 
 
-def _renormalised(found: LogProbs, kept: Tensor, counted: Tensor, ignore_index: int) -> LogProbs:
-    """Log-probabilities among the kept columns, which are the last of the ids."""
+def _renormalised(found: LogProbs, kept: Tensor, has_ids: bool, counted: Tensor, ignore_index: int) -> LogProbs:
+    """Log-probabilities among the kept columns, which are the last of the ids; `has_ids`: behind other ids."""
     assert found.log_probs is not None and found.ids_log_probs is not None
     named = found.ids_log_probs
-    others, among = named.split((named.shape[-1] - kept.shape[-1], kept.shape[-1]), -1)
+    others = named[..., : named.shape[-1] - kept.shape[-1]] if has_ids else None
+    among = named[..., named.shape[-1] - kept.shape[-1] :] if has_ids else named
     is_id = kept != ignore_index
-    has_ids = is_id.any(-1) & counted
-    total = among.masked_fill(~is_id & has_ids.unsqueeze(-1), -torch.inf).logsumexp(-1)  # finite where there are no ids
-    log_probs = found.log_probs - torch.where(has_ids, total, 0.0)
-    return replaced(found, log_probs=log_probs, ids_log_probs=others if others.shape[-1] else None)
+    has_kept = is_id.any(-1) & counted
+    among = among.masked_fill(~is_id & has_kept.unsqueeze(-1), -torch.inf)  # finite where none are kept
+    largest = among.detach().amax(-1)  # torch.logsumexp asks whether there are tokens
+    largest = torch.where(largest.isfinite(), largest, 0.0)
+    total = (among - largest.unsqueeze(-1)).exp().sum(-1).log() + largest
+    log_probs = found.log_probs - torch.where(has_kept, total, 0.0)
+    return replaced(found, log_probs=log_probs, ids_log_probs=others)
 
 
 def _check_ids(
@@ -290,7 +297,7 @@ def _check_ids(
         return
     arguments.dtype(name, ids, torch.int64, torch.int32)
     shape = target.shape
-    if ids.dim() != x.dim() or not is_shape(ids.shape[:-1], shape) or not ids.shape[-1]:
+    if ids.dim() != x.dim() or not is_shape(ids.shape[:-1], shape) or not holds(ids.shape[-1] >= 1):
         wanted = ", ".join([*map(str, shape), "K"])
         raise ValueError(f"{name} has shape {tuple(ids.shape)} and must have shape ({wanted}), K at least 1.")
     arguments.device(name, ids, x, "x's")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .budget import INT32_END
 
@@ -36,61 +36,61 @@ def row_layout(*tensors: torch.Tensor) -> RowLayout | None:
     return layout_of(tensors[0].shape, [tensor.stride() for tensor in tensors])
 
 
-def layout_of(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> RowLayout | None:
-    """`row_layout` of tensors of one shape and these strides."""
+def layout_of(
+    shape: Sequence[int], strides: Sequence[Sequence[int]], certain: Callable[[Any], bool] = bool
+) -> RowLayout | None:
+    """`row_layout` of tensors of one shape and these strides. `certain`: `is_certain` where sizes may depend on data."""
     width = shape[-1]
-    if all(is_contiguous(shape, own) for own in strides):
+    if all(is_contiguous(shape, own, certain) for own in strides):
         return RowLayout(1, prod(shape[:-1]), ((0, width),) * len(strides))
-    if width > 1 and any(own[-1] != 1 for own in strides):
+    if not (certain(width <= 1) or all(certain(own[-1] == 1) for own in strides)):
         return None
     levels: list[tuple[int, tuple[int, ...]]] = []  # outermost first: size, one stride a tensor
     for dimension, size in enumerate(shape[:-1]):
-        if size == 1:
+        if certain(size == 1):
             continue
         steps = tuple(own[dimension] for own in strides)
-        if levels and all(above == size * below for above, below in zip(levels[-1][1], steps, strict=True)):
+        if levels and all(certain(above == size * below) for above, below in zip(levels[-1][1], steps, strict=True)):
             levels[-1] = (levels[-1][0] * size, steps)
         else:
             levels.append((size, steps))
-    if len(levels) > 2 or len(levels) == 2 and levels[0][0] * levels[1][0] >= INT32_END:
+    if len(levels) > 2 or len(levels) == 2 and certain(levels[0][0] * levels[1][0] >= INT32_END):
         return None
     none = (1, (0,) * len(strides))
     outer, inner = [none, none, *levels][-2:]
     return RowLayout(outer[0], inner[0], tuple(zip(outer[1], inner[1], strict=True)))
 
 
-def row_stride(shape: Sequence[int], strides: Sequence[int]) -> int | None:
+def row_stride(shape: Sequence[int], strides: Sequence[int], certain: Callable[[Any], bool] = bool) -> int | None:
     """Elements from one row of a tensor to the next; None where rows do not follow one another at one stride."""
-    layout = layout_of(shape, [strides])
+    layout = layout_of(shape, [strides], certain)
     return layout.strides[0][1] if layout is not None and layout.n_outer == 1 else None
 
 
-def may_overlap(tensor: torch.Tensor) -> bool:
+def may_overlap(tensor: torch.Tensor, certain: Callable[[Any], bool] = bool) -> bool:
     """Whether two elements of a tensor may be one place in memory, as in an expanded one: nothing may be written to it."""
-    if tensor.is_contiguous():
+    if is_contiguous(tensor.shape, tensor.stride(), certain):
         return False
     dimensions: list[tuple[int, int]] = []  # by stride and size; torch.compile cannot sort sizes that it does not know
     for dimension in zip(tensor.stride(), tensor.shape, strict=True):
         place = 0
-        while place < len(dimensions) and dimensions[place] < dimension:
+        while place < len(dimensions) and certain(dimensions[place][0] < dimension[0]):
             place += 1
         dimensions.insert(place, dimension)
     reached = 0
     for stride, size in dimensions:
-        if size > 1:
-            if stride <= reached:
-                return tensor.numel() > 0
+        if not certain(size <= 1):
+            if certain(stride <= reached):
+                return not certain(tensor.numel() == 0)
             reached += (size - 1) * stride
     return False
 
 
-def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
+def is_contiguous(shape: Sequence[int], strides: Sequence[int], certain: Callable[[Any], bool] = bool) -> bool:
     """As `Tensor.is_contiguous`: strides of dimensions of size 1 do not count, nor any where there are no elements."""
-    if 0 in shape:
-        return True
     expected = 1
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if size != 1 and stride != expected:
-            return False
+        if not (certain(size == 1) or certain(stride == expected)):
+            return certain(prod(shape) == 0)
         expected *= size
     return True
