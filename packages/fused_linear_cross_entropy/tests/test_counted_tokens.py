@@ -12,6 +12,7 @@ from npu_fused_linear_cross_entropy import (
     linear_distillation_loss,
     linear_log_probs,
 )
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
 
 from testing.pairs import all_pairs
@@ -236,3 +237,30 @@ def test_meta_tensors_have_shapes_alone(what):
     assert (x.grad.shape, weight.grad.shape) == (x.shape, weight.shape)
     assert linear_log_probs(x, weight, case.target.to("meta")).is_meta
     assert causal_lm_loss(x, weight, case.target.to("meta"), 5).is_meta
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("counted", [2, [0, 40]])
+def test_a_compiled_graph_says_on_a_cpu_that_the_count_is_wrong(counted):
+    case = losses.make(19, 32, 123)
+    some = counted if isinstance(counted, int) else torch.tensor(counted)
+    run = torch.compile(fused_linear_cross_entropy, fullgraph=True, backend="aot_eager")
+    enough = {"counted_tokens": 19 if isinstance(counted, int) else torch.arange(19)}
+    torch.testing.assert_close(
+        run(case.x, case.weight, case.target, **enough), fused_linear_cross_entropy(case.x, case.weight, case.target)
+    )
+    with pytest.raises(RuntimeError, match=r"^counted_tokens must be at least the tokens not ignored, and its places "):
+        run(case.x, case.weight, case.target, counted_tokens=some)
+
+
+@pytest.mark.parametrize("how", ["count", "places", "mask"])
+def test_a_checkpoint_may_save_every_operator(how):
+    case = losses.make(19, 32, 123, ignored=0.5)
+    save = functools.partial(create_selective_checkpoint_contexts, lambda *_, **__: CheckpointPolicy.MUST_SAVE)
+    x, weight, counted = losses.leaf(case.x, "cpu"), losses.leaf(case.weight, "cpu"), counting(case, how)
+
+    def loss():
+        return fused_linear_cross_entropy(x, weight, case.target, counted_tokens=counted)
+
+    found = torch.autograd.grad(checkpoint(loss, use_reentrant=False, context_fn=save), (x, weight))
+    torch.testing.assert_close(found, torch.autograd.grad(loss(), (x, weight)))

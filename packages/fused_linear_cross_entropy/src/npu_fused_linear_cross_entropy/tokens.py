@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from npu_tiling import arguments, collectives, device_for
 from npu_tiling.calls import statistics_dtype
-from npu_tiling.dispatch import can_bypass_dispatcher
+from npu_tiling.dispatch import assert_later, can_bypass_dispatcher
 from npu_tiling.dtensor import is_distributed
 from torch import Tensor
 
@@ -165,8 +165,9 @@ def of_counted_tokens(
 ) -> Any:
     """The outputs, a NamedTuple, of `loss` for x [..., H], target [...] and others [..., ...], of the tokens that count.
 
-    On a CPU a wrong `counted` is an error. On an accelerator an error would wait for the device; so the first token gets a
-    target outside the vocabulary, which makes its loss NaN, and so the mean and the sum.
+    On a CPU a wrong `counted` is an error; in a compiled graph it is a RuntimeError. On an accelerator an error would wait
+    for the device; so the first token gets a target outside the vocabulary, which makes its loss NaN, and so the mean and
+    the sum.
 
     Args:
         must_be_columns: whether a target that counts and is outside the vocabulary is an error (CPU).
@@ -176,7 +177,7 @@ def of_counted_tokens(
         IndexError: a place is outside of the tokens, or a target that counts outside the vocabulary (CPU).
     """
     chosen = _choose(target.long(), counted, options, must_be_columns)
-    rows = x.reshape(-1, x.shape[-1]).index_select(0, chosen.rows).masked_fill_(chosen.zeros.unsqueeze(1), 0.0)
+    rows = x.reshape(-1, x.shape[-1]).index_select(0, chosen.rows).masked_fill(chosen.zeros.unsqueeze(1), 0.0)
     dimensions = target.dim()
     chosen_others = (other if other is None else _rows(other, dimensions).index_select(0, chosen.rows) for other in others)
     outputs = loss(rows, chosen.target, *chosen_others)
@@ -222,6 +223,9 @@ def _choose(target: Tensor, counted: int | Tensor, options: EachOptions, must_be
     if can_ask and must_be_columns:
         check_columns("target", target.view(shape), options)
     is_wrong = count > limit if is_wrong is None else is_wrong | (count > limit)
+    if torch.compiler.is_compiling() and device_for(target.device) is None:
+        assert_later(~is_wrong, "counted_tokens must be at least the tokens not ignored, and its places among them.")
+        is_wrong = torch.zeros_like(is_wrong)
     length = min(max(limit, 1), tokens)  # at least one, where there are any: its loss is NaN where something is wrong
     place = torch.where(counts, counts.cumsum(0) - 1, length).clamp(max=length)
     # Tokens that do not count are written to a last place, which is dropped.

@@ -270,6 +270,11 @@ def holds(condition: Any) -> bool:
     return True
 
 
+def assert_later(condition: Tensor, message: str) -> None:
+    """Let a compiled graph raise RuntimeError where a condition does not hold when it runs, on a CPU."""
+    torch._assert_async(condition, message)
+
+
 def is_certain(condition: Any) -> bool:
     """Whether a condition on sizes holds; False where that depends on data."""
     if not torch.compiler.is_compiling():
