@@ -10,6 +10,7 @@ from npu_fused_linear_cross_entropy.loss import TargetFacts, kernels, reference
 from npu_fused_linear_cross_entropy.loss.rows import RowKernel, row_tiling
 from npu_tiling import device_for
 from npu_tiling.operators import run_once
+from npu_tiling.plans import Plan
 
 VOCABULARY = 1000
 OUTSIDE = (-1, VOCABULARY, 2**31, 2**32 + 5, -(2**63), 2**63 - 1, -3)  # targets that no row of the weight has
@@ -202,3 +203,18 @@ def test_few_rows_take_one_program_and_many_one_for_each_core():
     assert launch.grid_of_sums(0) == launch.grid_of_sums(4 * rows) == 1
     assert launch.grid_of_sums(4 * rows + 1) == launch.grid(4 * rows + 1) == 5
     assert launch.grid_of_sums(10**6) == chip.vector_cores
+
+
+@pytest.mark.parametrize("kernel", [each for each in RowKernel if each is not RowKernel.WEIGHTED_TARGETS], ids=str)
+def test_a_tiling_in_place_of_a_refused_one_has_programs_of_its_own(kernel):
+    chip, options = npu_tiling.soc("Ascend910B4"), options_of({"return_token_accuracy": True})
+    refused = row_tiling(kernel, chip)
+    smaller, tokens = refused.smaller(), 8 * refused.per_program
+    p = Plan(chip, replaced={(kernel.function, refused): smaller})
+    target, statistics = p.argument(torch.empty(tokens, dtype=torch.int64)), p.argument(torch.empty(7, tokens))
+    facts = kernels.target_facts(p, target, None, None, options, torch.float32, None)
+    kernels.losses(p, facts, statistics, options, Forward(*[torch.empty(tokens, 1)] * 3, *[None] * 5, options).results())
+    kernels.coefficients(p, facts, statistics, options, 1.0, None)
+    kernels.join(p, p.argument(torch.empty(2, 7, tokens)), statistics)
+    (launch,) = (each for each in p.launches if each.kernel == kernel.function)
+    assert launch.grid == smaller.grid(tokens) == 2 * refused.grid(tokens)

@@ -15,7 +15,7 @@ from npu_tiling import launch as fallback
 from npu_tiling.calls import Empty, Size, are_aligned
 from npu_tiling.direct import DirectCall
 from npu_tiling.dispatch import Function, OperatorLibrary, apply
-from npu_tiling.launch import Decision, Kernels
+from npu_tiling.launch import CountTiling, Kernels
 from npu_tiling.operators import Operator, run_once
 from npu_tiling.plans import Plan, Reached, Slot
 from torch import Tensor
@@ -315,9 +315,10 @@ def test_a_launch_takes_the_constants_that_its_kernel_has():
 
     plan = Plan(CHIP)
     slot = plan.argument(x)
-    plan.decide("scale", Wide(64), {"FLAG": True})
+    plan.decide("scale", Wide(64))
+    given = {"reads": {"p_x": slot}, "writes": {"p_y": slot}, "sizes": {"n": 1, "factor": 1.0}}
     with pytest.raises(TypeError, match=r"missing \[\], unknown \['FLAG'\]"):
-        plan.launch(scale_kernel, "scale", 1, reads={"p_x": slot}, writes={"p_y": slot}, sizes={"n": 1, "factor": 1.0})
+        plan.launch(scale_kernel, "scale", 1, flags={"FLAG": True}, **given)
 
 
 def test_a_step_that_reads_an_argument_after_it_was_written_to_is_an_error():
@@ -494,10 +495,27 @@ def test_an_operator_without_results_returns_none(launches):
     assert CLEARED._functions
 
 
+def flagged_kernel(p_x, BLOCK: int, BY_ROW: int):
+    """A kernel."""
+
+
 def test_flags_are_constants_beside_those_of_the_tiling():
     plan = Plan(CHIP)
-    plan.decide("scale", Tile(64), flags={"BY_ROW": True})
-    assert Decision.of("scale", *plan.decisions["scale"]).constants == {"BLOCK": 64, "BY_ROW": True}
+    plan.decide("flagged", Tile(64))
+    x = plan.argument(torch.empty(4))
+    plan.launch(flagged_kernel, "flagged", 1, reads={"p_x": x}, writes={}, sizes={}, flags={"BY_ROW": True})
+    assert plan.launches[0].decision.constants == {"BLOCK": 64, "BY_ROW": True}
+
+
+def test_a_launch_over_rows_has_the_programs_of_the_tiling_that_was_decided():
+    def tiling(rows):
+        return CountTiling(device=CHIP, blocks=(("BLOCK", rows), ("BY_ROW", 1)), per_program=rows, why="", decided_at="")
+
+    plan = Plan(CHIP, {"by hand": tiling(4)}, {("flagged_kernel", tiling(16)): tiling(8)})
+    x = plan.argument(torch.empty(64))
+    for name in ("", "by hand"):
+        plan.launch_over(flagged_kernel, tiling(16), 64, decision=name, reads={"p_x": x}, writes={}, sizes={})
+    assert [(each.decision.name, each.grid) for each in plan.launches] == [("flagged_kernel", 8), ("by hand", 16)]
 
 
 class Listed(NamedTuple):

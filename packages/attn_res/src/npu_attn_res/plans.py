@@ -260,11 +260,11 @@ def gradients_from_dg(p: Plan, partials: Any, query: Any, norm: Any, needed: Seq
         return None, None
     dquery, dnorm = (p.new(each) for each in gradients_of((query, norm), needed[:2]))
     n_partials, width = partials.shape
-    decision = "sum of dg"
-    p.launch(
+    p.launch_over(
         attn_res_add_partials_kernel,
-        decision,
-        p.decide(decision, choose_sum(width, p.chip)).grid(1),
+        choose_sum(width, p.chip),
+        1,
+        decision="sum of dg",
         reads={"p_partials": partials, "p_query": query, "p_rms_weight": norm},
         writes={"p_dquery": dquery, "p_drms_weight": dnorm},
         sizes={"n_partials": n_partials},

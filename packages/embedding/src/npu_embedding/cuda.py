@@ -425,15 +425,15 @@ def add_sums(
     parts = p.new(Empty((n_parts, shape.width), FLOAT)) if n_parts else None
     partial = {"p_parts": parts, "p_counts": p.new(Empty((n_parts,), INT32)) if n_parts and flags["MEAN"] else None}
     grid = tiling.grid(n_parts + sizes["n_bags"])
-    p.launch(sum_bags_kernel, name, grid, reads=reads, writes={"p_out": out, **partial}, sizes=sizes)
+    p.launch(sum_bags_kernel, name, grid, reads=reads, writes={"p_out": out, **partial}, sizes=sizes, flags=flags)
     if not n_parts:
         return
-    name += ", parts"
-    tiling = p.decide(name, parts_tiling(shape), {key: flags[key] for key in ("MEAN", "PART")})
-    p.launch(
+    p.launch_over(
         add_parts_kernel,
-        name,
-        tiling.grid(sizes["n_bags"]),
+        parts_tiling(shape),
+        sizes["n_bags"],
+        flags={key: flags[key] for key in ("MEAN", "PART")},
+        decision=f"{name}, parts",
         reads={"p_offsets": reads["p_offsets"], **partial},
         writes={"p_out": out},
         sizes={size: sizes[size] for size in ("n", "n_bags", "n_offsets", "n_each", "factor")},

@@ -387,7 +387,7 @@ def explained(calls: Sequence[PlannedCall]) -> list[Step]:
 def _larger(plan: Plan) -> list[Any]:
     """Decisions about several launches: no launch has one of these for its tiling."""
     of_launches = {step.decision.name for step in plan.steps if isinstance(step, Launch)}
-    return [tiling for name, (tiling, _, _) in plan.decisions.items() if name not in of_launches]
+    return [tiling for name, (tiling, _) in plan.decisions.items() if name not in of_launches]
 
 
 def _steps(direction: str, plan: Plan) -> list[Step]:

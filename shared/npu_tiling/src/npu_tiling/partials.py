@@ -108,11 +108,11 @@ def choose_sum(width: int, device: Device) -> SumTiling:
 
 def add_partials(p: Plan, decision: str, partials: Any, total: Slot) -> None:
     """Adds a launch that sums `partials`, fp32 [n, total.numel()], over n into `total`, in a fixed order."""
-    tiling = p.decide(decision, choose_sum(total.numel(), p.chip))
-    p.launch(
+    p.launch_over(
         sum_partials_kernel,
-        decision,
-        tiling.grid(1),
+        choose_sum(total.numel(), p.chip),
+        1,
+        decision=decision,
         reads={"p_partials": partials},
         writes={"p_total": total},
         sizes={"n_partials": partials.shape[0]},

@@ -198,7 +198,7 @@ class Plan:
         arguments: slots of the call's tensors, those of lists one by one; None for None.
         steps: in the order in which they run.
         results: slots of the call's results, lists of them, or None for what is not asked for.
-        decisions: by name the latest tiling, its flags (`decide`), and the number of the first step that depends on it.
+        decisions: by name the latest tiling, and the number of the first step that depends on it.
         aligned_lists: whether the tensors of the call's lists are aligned (`calls.are_aligned`).
         is_direct: whether all of its kernels can be called without Triton's JIT; False until an `Operator` has looked.
     """
@@ -211,7 +211,7 @@ class Plan:
     arguments: list[Slot | None] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     results: tuple[Any, ...] = ()
-    decisions: dict[str, tuple[Any, Mapping[str, Any], int]] = field(default_factory=dict)
+    decisions: dict[str, tuple[Any, int]] = field(default_factory=dict)
     aligned_lists: bool = True
     is_direct: bool = False
     _numbers: Iterator[int] = field(default_factory=itertools.count)
@@ -289,7 +289,7 @@ class Plan:
             return slot
         return self.torch(torch.Tensor.contiguous, slot, makes=Empty(slot.shape, slot.dtype))
 
-    def decide(self, decision: str, tiling: Any, flags: Mapping[str, Any] | None = None) -> Any:
+    def decide(self, decision: str, tiling: Any) -> Any:
         """The tiling of a decision: `tiling`, or the caller's in `tiles`, or what takes its place if that was refused.
 
         Where a compiler refuses a launch of this decision, the steps from here on are planned again.
@@ -297,12 +297,11 @@ class Plan:
         Args:
             decision: its name; `launch` takes it too.
             tiling: what the tables chose.
-            flags: the kernel's constants that do not follow from the tiling.
         """
         tiling = self.tiles.get(decision, tiling)
         while self.replaced and (decision, tiling) in self.replaced:
             tiling = self.replaced[decision, tiling]
-        self.decisions[decision] = tiling, flags or {}, len(self.steps)
+        self.decisions[decision] = tiling, len(self.steps)
         return tiling
 
     def launch(
@@ -314,6 +313,7 @@ class Plan:
         reads: Mapping[str, Given],
         writes: Mapping[str, Given],
         sizes: Mapping[str, Number],
+        flags: Mapping[str, Any] | None = None,
     ) -> None:
         """Launch a kernel with the tiling of a decision.
 
@@ -323,12 +323,13 @@ class Plan:
             grid: number of programs.
             reads, writes: slots, or tuples of them, by the name of the kernel's parameter.
             sizes: numbers by the name of the kernel's parameter.
+            flags: the kernel's constants that do not follow from the tiling.
 
         Raises:
             TypeError: the kernel has a parameter that is not given, or is given one that it does not have. Of the tiling's
                 constants it is given those that it has.
         """
-        tiling, flags, first_step = self.decisions[decision]
+        (tiling, first_step), flags = self.decisions[decision], flags or {}
         module, name, parameters, constants = signature_of(kernel)
         chosen = Decision.of(decision, tiling, flags, first_step, constants)
         tensors = {**reads, **writes}
@@ -340,6 +341,14 @@ class Plan:
         numbers = tuple([sizes[each] for each in parameters if each in sizes])
         kernels, module_in_package = kernels_of(module)
         self.steps.append(Launch(kernels, module_in_package, name, chosen, grid, reads, writes, slots, numbers, _origin()))
+
+    def launch_over(self, kernel: Any, tiling: Any, count: int, *, decision: str = "", **given: Any) -> None:
+        """Decide a tiling, and launch a kernel with it over `count` rows or numbers: as many programs as its `grid` says.
+
+        `decision`: its name; empty: the kernel's. `given`: `reads`, `writes`, `sizes` and `flags`, as for `launch`.
+        """
+        decision = decision or kernel.__name__
+        self.launch(kernel, decision, self.decide(decision, tiling).grid(count), **given)
 
     def last_uses(self, *, by_address: bool = False) -> list[list[int]]:
         """For each step the numbers of the slots that no later step uses: their tensors can be freed after the step.
@@ -378,7 +387,7 @@ class Plan:
         if self._overwritten:
             late = [slot for slot in slots_in(reads) if slot.base in self._overwritten]
             assert not late, f"a step reads an argument after it was written to: {late}"
-        self._overwritten.update(slot.base for slot in slots_in(writes) if slot.base < len(self.arguments))
+        self._overwritten |= {slot.base for slot in slots_in(writes) if slot.base < len(self.arguments)}
 
 
 def slots_in(values: Iterable[Any]) -> list[Slot]:

@@ -274,7 +274,7 @@ def bags(p: Plan, call: Bags) -> tuple[Slot]:
         flags["SINGLE"] = n == call.n_bags
         by_row = label == "e4m3" or (call.offsets is not None and not norm)
         chosen = ascend.bags_tiling(shape) if by_row else ascend.bag_tiles_tiling(shape)
-    tiling = p.decide(name, chosen, flags)
+    tiling = p.decide(name, chosen)
     if norm and tiling.column_blocks > 1:
         (rows,) = bags(p, call._replace(eps=None, dtype=torch.float32))
         p.torch(_normalise, out, rows, call.indices, call.first_row, n_rows, call.eps, writes=[out])
@@ -289,7 +289,8 @@ def bags(p: Plan, call: Bags) -> tuple[Slot]:
     if on_cuda:
         cuda.add_sums(p, name, tiling, shape, flags, out, reads, sizes)
     else:
-        p.launch(ascend.sum_bags_kernel, name, tiling.grid(call.n_bags), reads=reads, writes={"p_out": out}, sizes=sizes)
+        given = {"reads": reads, "writes": {"p_out": out}, "sizes": sizes, "flags": flags}
+        p.launch(ascend.sum_bags_kernel, name, tiling.grid(call.n_bags), **given)
     return (out,)
 
 
@@ -309,7 +310,7 @@ def spread(p: Plan, call: Spread) -> tuple[Slot | None, Slot | None]:
     if norm:
         choose = cuda.norm_tiling if on_cuda else ascend.spread_tiles_tiling
     shape = RowShape(width=width, itemsize=call.dtype.itemsize, device=p.chip)
-    tiling = p.decide("embedding bags backward", choose(shape), {"MEAN": call.mean, "NORM": norm})
+    tiling = p.decide("embedding bags backward", choose(shape))
     if norm and tiling.column_blocks > 1:
         (x,) = bags(p, _forward_of(call))
         p.torch(_normalise_backward, dx, x, call.dy, call.eps, call.factor, writes=[dx])
@@ -324,6 +325,7 @@ def spread(p: Plan, call: Spread) -> tuple[Slot | None, Slot | None]:
         writes={"p_dx": dx, "p_dsample": partials},
         sizes=_sizes(call, 0 if weight is None else weight.shape[0])
         | {"s_dy": dy.strides[0], "s_weight": 0 if weight is None else weight.strides[0]},
+        flags={"MEAN": call.mean, "NORM": norm},
     )
     if partials is None:
         return dx, None

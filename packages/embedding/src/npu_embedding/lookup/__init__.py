@@ -37,12 +37,13 @@ def forward(p: Plan, call: Forward) -> tuple[Slot]:
         return (out,)
     module, weight = cuda if p.chip.kind == "cuda" else ascend, dense_rows(p, call.weight)
     shape = RowShape(width=width, itemsize=weight.dtype.itemsize, device=p.chip)
-    tiling = p.decide("embedding forward", module.gather_tiling(shape), {"NAN": NAN_BITS[weight.dtype]})
     first, s_weight = call.first_row, weight.strides[0]
-    p.launch(
+    p.launch_over(
         module.gather_rows_kernel,
-        "embedding forward",
-        tiling.grid(n),
+        module.gather_tiling(shape),
+        n,
+        flags={"NAN": NAN_BITS[weight.dtype]},
+        decision="embedding forward",
         reads={"p_index": p.contiguous(call.indices), "p_weight": as_bits(p, weight)},
         writes={"p_out": as_bits(p, out)},
         sizes={"n": n, "first_row": first, "stop_row": first + n_rows, "n_total": call.n_total, "s_weight": s_weight},

@@ -389,12 +389,13 @@ def backward(p: Plan, gradient: Gradient, dweight: Slot, rule: Rule) -> None:
 def slots(p: Plan, gradient: Gradient) -> tuple[Slot, Slot, Slot]:
     """`reference.slots` in launches of our own."""
     keys, order = sorted_keys(p, gradient)
-    n, name = gradient.indices.numel(), "embedding backward, slots"
+    n = gradient.indices.numel()
     slot, rows = p.new(Empty((n,), INT32)), p.new(Empty((n,), INT64))
-    p.launch(
+    p.launch_over(
         find_slots_kernel,
-        name,
-        p.decide(name, slots_tiling(p.chip)).grid(n),
+        slots_tiling(p.chip),
+        n,
+        decision="embedding backward, slots",
         reads={"p_sorted": keys},
         writes={"p_slot": slot, "p_row": rows},
         sizes={"n": n, "n_rows": gradient.n_rows, "i_no_row": max(gradient.padding, 0), "n_steps": n.bit_length()},
@@ -410,7 +411,7 @@ def sum_slots(p: Plan, gradient: Gradient, values: Slot, slot: Slot, order: Slot
 def _sum_runs(p: Plan, gradient: Gradient, dweight: Slot, keys: Slot, order: Slot, key_of_row_0: int) -> None:
     """Adds the steps that write every row r: the sum of the run of key_of_row_0 + r, zeros where it has none."""
     (n_rows, width), n, name = dweight.shape, keys.numel(), "embedding backward, sums"
-    tiling = p.decide(name, sums_tiling(gradient.shape(p.chip)), gradient.flags)
+    tiling = p.decide(name, sums_tiling(gradient.shape(p.chip)))
     n_chunks = chunks(tiling, n + n_rows)
     partials = p.new(Empty((2, n_chunks, width), FLOAT))
     sizes: dict[str, Any] = {"n": n, "n_rows": n_rows, "n_chunks": n_chunks, "key_of_row_0": key_of_row_0}
@@ -422,15 +423,16 @@ def _sum_runs(p: Plan, gradient: Gradient, dweight: Slot, keys: Slot, order: Slo
         reads={"p_dy": gradient.dy, "p_order": order, "p_sorted": keys},
         writes={"p_dweight": dweight, "p_partials": partials},
         sizes=sizes | gradient.dy_sizes,
+        flags=gradient.flags,
     )
     if n_chunks == 1:
         return
-    name, flags = "embedding backward, partial sums", {"SCALE_BY_COUNT": gradient.scale_by_count}
-    tiling = p.decide(name, partials_tiling(gradient.shape(p.chip)), flags)
-    p.launch(
+    p.launch_over(
         add_partials_kernel,
-        name,
-        tiling.grid(n_chunks - 1),
+        partials_tiling(gradient.shape(p.chip)),
+        n_chunks - 1,
+        flags={"SCALE_BY_COUNT": gradient.scale_by_count},
+        decision="embedding backward, partial sums",
         reads={"p_partials": partials, "p_sorted": keys},
         writes={"p_dweight": dweight},
         sizes=sizes,

@@ -282,27 +282,26 @@ def sorted_keys(p: Plan, gradient: Gradient) -> tuple[Slot, Slot]:
     indices, is_long = gradient.indices, gradient.indices.dtype == INT64
     if is_long:  # its halves
         indices = p.view(indices, (2 * n,), (1,), dtype=INT32)
-    name = "embedding backward, sort"
-    tiling = p.decide(name, sort_tiling(p.chip), flags={"LONG": is_long, **wide})
-    p.launch(
+    p.launch_over(
         sort_runs_kernel,
-        name,
-        tiling.grid(ceil(blocks / run)),
+        sort_tiling(p.chip),
+        ceil(blocks / run),
+        flags={"LONG": is_long, **wide},
+        decision="embedding backward, sort",
         reads={"p_index": indices},
         writes={"p_key": keys, "p_order": order},
         sizes={**gradient.sizes, "n_run": run, "n_rounds": rounds, "n_block_steps": block_steps},
     )
     if rounds:
         keys, order = (p.view(each, (places,), (1,), rounds * places) for each in (keys, order))
-    name = "embedding backward, merges"
-    if run < blocks:
-        tiling = p.decide(name, sort_tiling(p.chip), flags=wide)
     while run < blocks:
         merged_keys, merged_order = (p.new(Empty((places,), INT32)) for _ in range(2))
-        p.launch(
+        p.launch_over(
             merge_runs_kernel,
-            name,
-            tiling.grid(blocks),
+            sort_tiling(p.chip),
+            blocks,
+            flags=wide,
+            decision="embedding backward, merges",
             reads={"p_key": keys, "p_order": order},
             writes={"p_merged_key": merged_keys, "p_merged_order": merged_order},
             sizes={

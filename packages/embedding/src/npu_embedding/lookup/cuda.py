@@ -413,7 +413,7 @@ def sum_slots(p: Plan, gradient: Gradient, values: Slot, slot: Slot, order: Slot
 
 def _sum_searched(p: Plan, gradient: Gradient, dweight: Slot) -> None:
     name = "embedding backward, searched"
-    tiling = p.decide(name, search_tiling(gradient.shape(p.chip)), flags=gradient.flags)
+    tiling = p.decide(name, search_tiling(gradient.shape(p.chip)))
     sums = gradient.indices.numel() * tiling.column_blocks
     p.launch(
         sum_searched_kernel,
@@ -422,6 +422,7 @@ def _sum_searched(p: Plan, gradient: Gradient, dweight: Slot) -> None:
         reads={"p_dy": gradient.dy, "p_index": gradient.indices},
         writes={"p_dweight": dweight},
         sizes=gradient.sizes | gradient.dy_sizes,
+        flags=gradient.flags,
     )
 
 
@@ -431,7 +432,7 @@ def _sum_repeated(p: Plan, gradient: Gradient, dweight: Slot, rule: Rule) -> Non
     order, starts = bags_of_rows(p, gradient, rule)
     shape = RowShape(width=dy.shape[-1], itemsize=dweight.dtype.itemsize, device=p.chip)
     flags = {"FORMAT": "", "MEAN": gradient.scale_by_count, "NORM": False, "PART": PART if n > PART else 0}
-    tiling = p.decide(name, bags_tiling(shape, ROWS_OF_DY), flags)
+    tiling = p.decide(name, bags_tiling(shape, ROWS_OF_DY))
     reads = {"p_index": order, "p_offsets": starts, "p_weight": dy, "p_base": None, "p_sample": None, "p_steps": None}
     bags = {"n": n, "n_bags": gradient.n_rows, "n_offsets": gradient.n_rows + 1, "n_each": 0, "n_base": 1}
     table = {"first_row": 0, "stop_row": n, "n_total": n, "i_padding": NO_ID, "s_weight": dy.strides[0]}
@@ -441,7 +442,7 @@ def _sum_repeated(p: Plan, gradient: Gradient, dweight: Slot, rule: Rule) -> Non
 def _sum_sorted(p: Plan, gradient: Gradient, dweight: Slot, indices: Sorted) -> None:
     """Adds the steps that write the sums of rows that have a gradient, and zeros in those that have no mark."""
     (n_rows, width), name = dweight.shape, "embedding backward, sums"
-    tiling = p.decide(name, sums_tiling(gradient.shape(p.chip)), flags=gradient.flags)
+    tiling = p.decide(name, sums_tiling(gradient.shape(p.chip)))
     n_chunks = chunks(tiling, gradient.indices.numel())
     partials = p.new(Empty((2, n_chunks, width), FLOAT))
     sorted_ = {"p_sorted": indices.rows, "p_inside": indices.inside}
@@ -452,15 +453,16 @@ def _sum_sorted(p: Plan, gradient: Gradient, dweight: Slot, indices: Sorted) -> 
         reads={"p_dy": gradient.dy, "p_order": indices.order, "p_marks": indices.marks, **sorted_},
         writes={"p_dweight": dweight, "p_partials": partials},
         sizes={"n_chunks": n_chunks, "n_rows": n_rows, **gradient.dy_sizes},
+        flags=gradient.flags,
     )
     if n_chunks == 1:
         return
-    name, flags = "embedding backward, partial sums", {"SCALE_BY_COUNT": gradient.scale_by_count}
-    tiling = p.decide(name, partials_tiling(gradient.shape(p.chip)), flags=flags)
-    p.launch(
+    p.launch_over(
         add_partials_kernel,
-        name,
-        tiling.grid(n_chunks - 1),
+        partials_tiling(gradient.shape(p.chip)),
+        n_chunks - 1,
+        flags={"SCALE_BY_COUNT": gradient.scale_by_count},
+        decision="embedding backward, partial sums",
         reads={"p_partials": partials, **sorted_},
         writes={"p_dweight": dweight},
         sizes={"n_chunks": n_chunks},

@@ -328,11 +328,12 @@ def _mark_rows(p: Plan, gradient: Gradient, keys: Slot | None) -> tuple[Slot, Sl
     zeros = fill(p, p.new(Empty((_UNIT + ceil(gradient.n_rows / INT32.itemsize),), INT32)), 0)
     marks = p.view(zeros, (gradient.n_rows,), (1,), _UNIT * INT32.itemsize, dtype=INT8)
     inside = p.view(zeros, (1,), (1,))
-    name, tiling = "embedding backward, marks", RULE_OF[Way.SORTED].tiling(p.chip, {"BLOCK_M": _MARKING}, _MARKING)
-    p.launch(
+    p.launch_over(
         mark_rows_kernel,
-        name,
-        p.decide(name, tiling, flags={"KEYS": keys is not None}).grid(gradient.indices.numel()),
+        RULE_OF[Way.SORTED].tiling(p.chip, {"BLOCK_M": _MARKING}, _MARKING),
+        gradient.indices.numel(),
+        flags={"KEYS": keys is not None},
+        decision="embedding backward, marks",
         reads={"p_index": gradient.indices},
         writes={"p_key": keys, "p_marks": marks, "p_inside": inside},
         sizes=gradient.sizes,

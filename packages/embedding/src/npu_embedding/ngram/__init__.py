@@ -157,23 +157,14 @@ def plan(p: Plan, call: NGram) -> tuple[Slot, Slot]:
     if not n_rows:  # a kernel takes no tensor without elements
         return fill(p, out, torch.nan), fill(p, rows, -1)
     module: Any = cuda if p.chip.kind == "cuda" else ascend
-    table, (n_batches, n_tokens), name = dense_rows(p, call.table), call.ids.shape, "n-gram embedding"
+    table, (n_batches, n_tokens) = dense_rows(p, call.table), call.ids.shape
     before: Any = call.ids if call.history is None else p.contiguous(call.history)
-    flags = {
-        "CONTEXT": context,
-        "HEADS": heads // context,
-        "HISTORY": call.history is not None,
-        "ADD": call.add,
-        "CONCAT": call.concat,
-        "OWN": call.multipliers.dim() == 2,
-        "NAN": NAN_BITS[table.dtype],
-    }
     shape = RowShape(width=width, itemsize=table.dtype.itemsize, device=p.chip)
-    tiling = p.decide(name, module.choose(shape, call.concat), flags)
+    tiling = p.decide("n-gram embedding", module.choose(shape, call.concat))
     count = {"n": n_batches * n_tokens} if p.chip.kind == "cuda" else {"n_batches": n_batches}
     p.launch(
         module.ngram_rows_kernel,
-        name,
+        "n-gram embedding",
         module.grid(tiling, n_batches, n_tokens, heads if call.concat else 1),
         reads={
             "p_ids": p.contiguous(call.ids),
@@ -191,6 +182,15 @@ def plan(p: Plan, call: NGram) -> tuple[Slot, Slot]:
             "eos": call.eos,
             "fill": call.fill,
             "s_table": table.strides[0],
+        },
+        flags={
+            "CONTEXT": context,
+            "HEADS": heads // context,
+            "HISTORY": call.history is not None,
+            "ADD": call.add,
+            "CONCAT": call.concat,
+            "OWN": call.multipliers.dim() == 2,
+            "NAN": NAN_BITS[table.dtype],
         },
     )
     return out, rows

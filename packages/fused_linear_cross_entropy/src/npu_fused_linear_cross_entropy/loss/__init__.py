@@ -125,5 +125,5 @@ def launch_shape(
 ) -> None:
     """Adds a launch over a chunk of that shape. Later columns are a decision of their own: another kernel for a compiler."""
     name = function.__name__ + " of later columns" * bool(flags.get("MERGE"))
-    tiling = p.decide(name, chunk_tiling(shape, p.chip), flags)
-    p.launch(function, name, tiling.grid(sizes["n_rows"]), reads=reads, writes=writes, sizes=sizes)
+    given = {"reads": reads, "writes": writes, "sizes": sizes}
+    p.launch_over(function, chunk_tiling(shape, p.chip), sizes["n_rows"], flags=flags, decision=name, **given)

@@ -212,10 +212,9 @@ def scale(p: Plan, call: Scale) -> tuple[Any]:
 
 
 def _scale(p: Plan, gradient: Any, *, reads: dict[str, Any], writes: dict[str, Any]) -> None:
-    name, n = "cross_entropy_scale_kernel", gradient.numel()
-    if n:
-        tiling = p.decide(name, scale_tiling(gradient.dtype.itemsize, p.chip))
-        p.launch(cross_entropy_scale_kernel, name, tiling.grid(n), reads=reads, writes=writes, sizes={"n": n})
+    if n := gradient.numel():
+        tiling = scale_tiling(gradient.dtype.itemsize, p.chip)
+        p.launch_over(cross_entropy_scale_kernel, tiling, n, reads=reads, writes=writes, sizes={"n": n})
 
 
 def scale_rows(
@@ -225,7 +224,7 @@ def scale_rows(
 
     out may be the values. torch.mul is slow where dtypes differ.
     """
-    name, (rows, width) = "cross_entropy_scale_rows_kernel", values.shape
+    rows, width = values.shape
     if not rows:
         return
     added = {"p_gradient": None, "p_target": None, "p_weight": None}
@@ -234,11 +233,10 @@ def scale_rows(
         added = {"p_gradient": targets.values, "p_target": targets.columns, "p_weight": weight}
         place = {"first": targets.first, "s_weight": weight.strides[0], "s_weight_column": weight.strides[1]}
     blocks, why = (("N", width), ("BLOCK_N", row_block(width, _SCALED_COLUMNS, p.chip))), "a program takes a row at a time"
-    tiling = p.decide(name, CountTiling(device=p.chip, blocks=blocks, why=why, decided_at=here()))
-    p.launch(
+    p.launch_over(
         cross_entropy_scale_rows_kernel,
-        name,
-        tiling.grid(rows),
+        CountTiling(device=p.chip, blocks=blocks, why=why, decided_at=here()),
+        rows,
         reads={"p_values": values, "p_factors": factors, **added},
         writes={"p_out": out},
         sizes={"n_rows": rows, "s_values": values.strides[0], "s_out": out.strides[0], **place},
@@ -252,27 +250,22 @@ def add_target_rows(p: Plan, dweight: Any, x: Any, targets: TargetGradients) -> 
 
 
 def _add_target_rows(p: Plan, dweight: Any, x: Any, targets: TargetGradients) -> None:
-    (rows, width), name = x.shape, "cross_entropy_order_kernel"
+    rows, width = x.shape
     both = p.new(Empty((2, rows), INT32))
     order, runs = row(p, both, 0), row(p, both, 1)
     blocks = ("N", dweight.shape[0]), ("BLOCK_M", _ORDER_ROWS), ("BLOCK_N", _ORDER_COLUMNS)
     why = "rows are sorted by target, a tile of them a program at a time"
     sorting = CountTiling(device=p.chip, blocks=blocks, per_program=_ORDER_ROWS, why=why, decided_at=here())
-    sorting = p.decide(name, sorting)
     sizes = {"n_rows": rows, "first": targets.first}
-    writes = {"p_order": order, "p_runs": runs}
-    p.launch(
-        cross_entropy_order_kernel, name, sorting.grid(rows), reads={"p_target": targets.columns}, writes=writes, sizes=sizes
-    )
-    name = "cross_entropy_target_rows_kernel"
+    reads, writes = {"p_target": targets.columns}, {"p_order": order, "p_runs": runs}
+    p.launch_over(cross_entropy_order_kernel, sorting, rows, reads=reads, writes=writes, sizes=sizes)
     why = "a program takes a row of the weight's gradient at a time"
     blocks = ("H", width), ("BLOCK_H", row_block(width, _COLUMNS, p.chip)), ("AT_ONCE", _AT_ONCE[p.chip.kind])
-    adding = p.decide(name, CountTiling(device=p.chip, blocks=blocks, why=why, decided_at=here()))
-    p.launch(
+    p.launch_over(
         cross_entropy_target_rows_kernel,
-        name,
-        adding.grid(rows),
-        reads={"p_x": x, "p_gradient": targets.values, "p_target": targets.columns, **writes},
+        CountTiling(device=p.chip, blocks=blocks, why=why, decided_at=here()),
+        rows,
+        reads={"p_x": x, "p_gradient": targets.values, **reads, **writes},
         writes={"p_dweight": dweight},
         sizes={**sizes, "s_x": x.strides[0], "s_dweight": dweight.strides[0]},
     )

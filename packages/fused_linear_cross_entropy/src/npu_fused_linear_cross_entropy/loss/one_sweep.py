@@ -260,14 +260,14 @@ def end_exponentials(
         target_logit: [rows].
         coefficients: [5, rows].
     """
-    name, (rows, width) = "cross_entropy_settle_kernel", chunk.logits.shape
-    tiling = p.decide(name, settle_tiling(width, p.chip), flags={"FIRST": chunk.columns.start == 0})
+    rows, width = chunk.logits.shape
     of_rows = {"p_target_logit": target_logit, "p_reference": k, "p_last": final_k, "p_coefficients": coefficients}
     strides = {"s_exponentials": chunk.logits.strides[0], "s_coefficients": coefficients.strides[0]}
-    p.launch(
+    p.launch_over(
         cross_entropy_settle_kernel,
-        name,
-        tiling.grid(rows),
+        settle_tiling(width, p.chip),
+        rows,
+        flags={"FIRST": chunk.columns.start == 0},
         reads={"p_target": chunk.target, **of_rows},
         writes={"p_exponentials": chunk.logits, "p_v": v, "p_gradient": targets.values},
         sizes={"n_rows": rows, **strides, "first": chunk.first, "logit_scale": scales_of(options)["logit_scale"]},

@@ -256,18 +256,17 @@ class ExponentialProduct:
             The final k [rows]: the target's logit (the first column's, where the target is elsewhere), or the row's
             maximum where that is larger by more than 60.
         """
-        p, rows, (vocabulary, width), name = self._p, x.shape[0], self._weight.shape, "cross_entropy_references_kernel"
+        p, rows, (vocabulary, width) = self._p, x.shape[0], self._weight.shape
         both = p.new(Empty((2, rows), FP32))
         k, top = (p.view(both, (rows,), (1,), i * rows) for i in range(2))
         target_logit, sums = p.new(Empty((rows,), FP32)), self._sums_of(rows, parts)
         why = "a program multiplies one row of x by its target's row of the weight"
         blocks = (("N", vocabulary), ("H", width), ("BLOCK_H", 1024))
-        tiling = p.decide(name, CountTiling(device=p.chip, blocks=blocks, why=why, decided_at=here()))
         sizes = {"s_x": x.strides[0], "s_weight": self._weight.strides[0], "first": self._options.vocab_first}
-        p.launch(
+        p.launch_over(
             cross_entropy_references_kernel,
-            name,
-            tiling.grid(rows),
+            CountTiling(device=p.chip, blocks=blocks, why=why, decided_at=here()),
+            rows,
             reads={"p_x": x, "p_weight": self._weight, "p_target": target},
             writes={"p_reference": k, "p_top": top, "p_target_logit": target_logit},
             sizes={"n_rows": rows, **sizes, "logit_scale": self._options.logit_scale},
@@ -279,14 +278,12 @@ class ExponentialProduct:
         for kernel in (cross_entropy_product_kernel, cross_entropy_product_again_kernel):
             for operands, (columns, _) in zip(products, parts, strict=True):
                 self._multiply(kernel, operands, columns)
-        name, why = "cross_entropy_product_sums_kernel", "a program adds the sums of 32 rows over all tiles of columns"
+        why = "a program adds the sums of 32 rows over all tiles of columns"
         tile = (("BLOCK_M", _SUM_ROWS), ("BLOCK_T", _SUM_TILES))
-        adding = CountTiling(device=p.chip, blocks=tile, per_program=_SUM_ROWS, why=why, decided_at=here())
-        p.decide(name, adding)
-        p.launch(
+        p.launch_over(
             cross_entropy_product_sums_kernel,
-            name,
-            adding.grid(rows),
+            CountTiling(device=p.chip, blocks=tile, per_program=_SUM_ROWS, why=why, decided_at=here()),
+            rows,
             reads={"p_partials": self._memory, "p_top": top, "p_target_logit": target_logit},
             writes={"p_statistics": result},
             sizes={"n_rows": rows, "n_tiles": self._memory.shape[0], "s_statistics": result.strides[0]},

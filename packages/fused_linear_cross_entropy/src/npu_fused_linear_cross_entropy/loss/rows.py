@@ -540,16 +540,15 @@ def target_facts(
     target_weight: Any = None if class_weight is None else p.new(Empty((tokens,), FP32))
     factors = p.new(Empty((2, _LANES), FP32))
     unfinished = None if dweight_scale is None else p.new(Empty((3,), FP32))
-    tiling = row_tiling(RowKernel.TARGETS if class_weight is None else RowKernel.WEIGHTED_TARGETS, p.chip)
+    name = "cross_entropy_targets_kernel"
+    tiling = p.decide(name, row_tiling(RowKernel.TARGETS if class_weight is None else RowKernel.WEIGHTED_TARGETS, p.chip))
     grid = tiling.grid_of_sums(max(tokens, weights if options.smoothed else 0))
     is_exchanged = bool(options.group) and class_weight is not None
     partials = p.new(Empty((grid, _LANES), FP32)) if grid > 1 or is_exchanged else None
     sizes = {"n_rows": tokens, "ignore_index": options.ignore_index, "vocab_size": options.vocab_size}
     written = {"p_factors": factors, "p_unfinished": unfinished}
     unscale = {"unscale": 1.0 / (dweight_scale or 1.0)}
-    name = "cross_entropy_targets_kernel"
     flags = {"SMALL_INDEX": abs(options.ignore_index) < _COUNTED, "SMOOTHED": options.smoothed, "MEAN": is_mean}
-    p.decide(name, tiling, {**flags, "LAST": partials is None})
     p.launch(
         cross_entropy_targets_kernel,
         name,
@@ -557,6 +556,7 @@ def target_facts(
         reads={"p_target": target, "p_class_weight": class_weight, "p_divisor": divisor},
         writes={"p_columns": columns, "p_target_weight": target_weight, **written, "p_partials": partials},
         sizes={**sizes, "first": options.vocab_first, "n_weights": weights, **unscale},
+        flags={**flags, "LAST": partials is None},
     )
     if partials is not None:
         if is_exchanged:
@@ -564,11 +564,15 @@ def target_facts(
             partials = p.torch(sum_of_rows, partials, makes=Empty((1, _LANES), FP32))
             of_weights = p.view(partials, (3,), (1,), 1)
             p.torch(collectives.sum_, of_weights, options.group, writes=[of_weights])
-        name = "cross_entropy_factors_kernel"
-        p.decide(name, partials_tiling(p.chip), {"MEAN": is_mean, "WEIGHTED": class_weight is not None})
-        reads = {"p_partials": partials, "p_divisor": divisor}
-        n = {"n_partials": partials.shape[0]}
-        p.launch(cross_entropy_factors_kernel, name, 1, reads=reads, writes=written, sizes={**n, **unscale})
+        p.launch_over(
+            cross_entropy_factors_kernel,
+            partials_tiling(p.chip),
+            1,
+            flags={"MEAN": is_mean, "WEIGHTED": class_weight is not None},
+            reads={"p_partials": partials, "p_divisor": divisor},
+            writes=written,
+            sizes={"n_partials": partials.shape[0], **unscale},
+        )
     return TargetFacts(columns, target_weight, factors, factors if unfinished is None else row(p, factors, 1), unfinished)
 
 
@@ -576,7 +580,8 @@ def losses(p: Plan, facts: TargetFacts, statistics: Any, options: Options, resul
     """The first six of a loss's results; see `write_losses` in reference.py."""
     is_reduced, tokens = options.reduction != "none", statistics.shape[1]
     is_summed = is_reduced or options.return_token_accuracy
-    tiling = row_tiling(RowKernel.LOSSES, p.chip)
+    name = "cross_entropy_losses_kernel"
+    tiling = p.decide(name, row_tiling(RowKernel.LOSSES, p.chip))
     grid = tiling.grid_of_sums(tokens) if is_summed else tiling.grid(tokens)
     partials = p.new(Empty((grid, _LANES), FP32)) if is_summed and grid > 1 else None
     names = ("loss", "z_loss", "token_accuracy", "predicted_tokens", "lse", "entropy")
@@ -584,9 +589,6 @@ def losses(p: Plan, facts: TargetFacts, statistics: Any, options: Options, resul
     parameters = ("p_loss", "p_z_loss", "p_accuracy", "p_predicted", "p_lse", "p_entropy")
     written = dict(zip(parameters, outputs, strict=True))
     of_rows = {"p_statistics": statistics, "p_columns": facts.columns, "p_target_weight": facts.target_weight}
-    name = "cross_entropy_losses_kernel"
-    flags = {"TOKEN_SCALING": options.token_scaling, "REDUCED": is_reduced, "LAST": partials is None}
-    p.decide(name, tiling, flags)
     p.launch(
         cross_entropy_losses_kernel,
         name,
@@ -600,13 +602,18 @@ def losses(p: Plan, facts: TargetFacts, statistics: Any, options: Options, resul
             "smoothing": options.label_smoothing or None,
             "z_scale": options.lse_square_scale if options.lse_square_scale or options.return_z_loss else None,
         },
+        flags={"TOKEN_SCALING": options.token_scaling, "REDUCED": is_reduced, "LAST": partials is None},
     )
     if partials is not None:
-        name = "cross_entropy_sums_kernel"
-        p.decide(name, partials_tiling(p.chip), flags={"REDUCED": is_reduced})
-        reads = {"p_partials": partials, "p_factors": facts.factors}
-        writes = {each: written[each] for each in parameters[:3]}
-        p.launch(cross_entropy_sums_kernel, name, 1, reads=reads, writes=writes, sizes={"n_partials": grid})
+        p.launch_over(
+            cross_entropy_sums_kernel,
+            partials_tiling(p.chip),
+            1,
+            flags={"REDUCED": is_reduced},
+            reads={"p_partials": partials, "p_factors": facts.factors},
+            writes={each: written[each] for each in parameters[:3]},
+            sizes={"n_partials": grid},
+        )
     return outputs
 
 
@@ -615,19 +622,17 @@ def coefficients(p: Plan, facts: TargetFacts, statistics: Any, options: Options,
     tokens, result = statistics.shape[1], p.new(Empty((COEFFICIENTS, statistics.shape[1]), FP32))
     each_loss, each_entropy = (_dense(p, None if type(each) is float else each) for each in (dloss, dentropy))
     of_rows = {"p_statistics": statistics, "p_columns": facts.columns, "p_target_weight": facts.target_weight}
-    name, tiling = "cross_entropy_coefficients_kernel", row_tiling(RowKernel.COEFFICIENTS, p.chip)
-    flags = {
-        "LOSS": dloss is not None,
-        "EACH_LOSS": each_loss is not None and each_loss.dim() > 0,
-        "ENTROPY": options.return_entropy,
-        "EACH_ENTROPY": each_entropy is not None and each_entropy.dim() > 0,
-        "TOKEN_SCALING": options.token_scaling,
-    }
-    p.decide(name, tiling, flags)
-    p.launch(
+    p.launch_over(
         cross_entropy_coefficients_kernel,
-        name,
-        tiling.grid(tokens),
+        row_tiling(RowKernel.COEFFICIENTS, p.chip),
+        tokens,
+        flags={
+            "LOSS": dloss is not None,
+            "EACH_LOSS": each_loss is not None and each_loss.dim() > 0,
+            "ENTROPY": options.return_entropy,
+            "EACH_ENTROPY": each_entropy is not None and each_entropy.dim() > 0,
+            "TOKEN_SCALING": options.token_scaling,
+        },
         reads={**of_rows, "p_factors": facts.gradient_factors, "p_dloss": each_loss, "p_dentropy": each_entropy},
         writes={"p_coefficients": result},
         sizes={
@@ -645,12 +650,10 @@ def coefficients(p: Plan, facts: TargetFacts, statistics: Any, options: Options,
 def join(p: Plan, parts: Any, statistics: Any) -> None:
     """See `join_statistics` in reference.py."""
     n_parts, _, tokens = parts.shape
-    name, tiling = "cross_entropy_join_kernel", row_tiling(RowKernel.JOIN, p.chip)
-    p.decide(name, tiling)
-    p.launch(
+    p.launch_over(
         cross_entropy_join_kernel,
-        name,
-        tiling.grid(tokens),
+        row_tiling(RowKernel.JOIN, p.chip),
+        tokens,
         reads={"p_parts": parts},
         writes={"p_statistics": statistics},
         sizes={"n_rows": tokens, "s_statistics": statistics.strides[0], "n_parts": n_parts},
