@@ -189,15 +189,12 @@ def attn_res_norm_backward_kernel(
 @triton.jit(do_not_specialize=["n_partials"])
 def attn_res_add_partials_kernel(
     p_partials,  # fp32 [n_partials, N]
-    p_query,
-    p_rms_weight,
+    p_query, p_rms_weight,
     p_dquery,  # None: not needed
     p_drms_weight,  # None: not needed
     n_partials,
-    N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """dg = the sum of the partial sums, in one fixed order; dquery = dg rms_weight, drms_weight = dg query."""
     # lint: allow short-transfer: the partial sums of all cores are a few KiB, of which every core adds some columns
     EXACT: tl.constexpr = N % BLOCK_N == 0

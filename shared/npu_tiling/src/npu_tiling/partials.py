@@ -42,10 +42,8 @@ def sum_partials_kernel(
     p_partials,  # fp32 [n_partials, N]
     p_total,  # [N], of any float dtype
     n_partials,
-    N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """total = the sum of the partial sums, rounded once to total's dtype. A program takes blocks of columns."""
     # lint: allow short-transfer: the partial sums of all cores are a few KiB, of which every core adds some columns
     for i_block in tl.range(tl.program_id(0), tl.cdiv(N, BLOCK_N), tl.num_programs(0)):

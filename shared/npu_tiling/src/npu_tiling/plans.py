@@ -387,7 +387,9 @@ class Plan:
         if self._overwritten:
             late = [slot for slot in slots_in(reads) if slot.base in self._overwritten]
             assert not late, f"a step reads an argument after it was written to: {late}"
-        self._overwritten |= {slot.base for slot in slots_in(writes) if slot.base < len(self.arguments)}
+        for slot in slots_in(writes):
+            if slot.base < len(self.arguments):
+                self._overwritten.add(slot.base)
 
 
 def slots_in(values: Iterable[Any]) -> list[Slot]:

@@ -57,27 +57,12 @@ def sum_bags_kernel(
     p_weight,  # [stop_row - first_row, N]
     p_steps,  # [stop_row - first_row]: factors of the rows; None: 1
     p_out,  # [n_bags, N]
-    n,
-    n_bags,
-    n_offsets,
-    n_each,
-    n_base,
-    first_row,
-    stop_row,
-    n_total,
-    i_padding,
-    s_weight,
-    factor,
-    eps,
-    N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    TILES: tl.constexpr,
+    n, n_bags, n_offsets, n_each, n_base, first_row, stop_row, n_total, i_padding, s_weight, factor, eps,
+    N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr,
     SINGLE: tl.constexpr,  # a bag has one id
     FORMAT: tl.constexpr,  # "e4m3" or "e5m2": int8 that are the bits of such floats
-    MEAN: tl.constexpr,
-    NORM: tl.constexpr,
-):
+    MEAN: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
     """The sum of the rows of each bag, decoded, weighted and times a factor; MEAN: over the number of its ids."""
     # races: allow p_out: blocks of columns overlap at the row's end, where every program writes the same bits
     # lint: allow scalar-loop: ids that lie in the table are counted on scalars, before a tile of rows moves
@@ -155,32 +140,15 @@ def spread_bag(
 @triton.jit(do_not_specialize=["n", "n_bags", "n_offsets", "n_each", "n_base", "first_row", "stop_row", "i_padding"])
 def spread_bags_kernel(
     p_dy,  # [n_bags, N]
-    p_index,
-    p_offsets,
-    p_base,
-    p_sample,
+    p_index, p_offsets, p_base, p_sample,
     p_weight,  # None: neither NORM, nor dsample, the gradient of the sample weights, is needed
     p_dx,  # [n, N]; None: not needed
     p_dsample,  # fp32 [blocks of columns, n]: parts of dsample; None: not needed
-    n,
-    n_bags,
-    n_offsets,
-    n_each,
-    n_base,
-    first_row,
-    stop_row,
-    i_padding,
-    s_dy,
-    s_weight,
-    factor,
-    eps,
-    N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    n, n_bags, n_offsets, n_each, n_base, first_row, stop_row, i_padding, s_dy, s_weight, factor, eps,
+    N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     TILES: tl.constexpr,  # with NORM alone
-    MEAN: tl.constexpr,
-    NORM: tl.constexpr,
-):
+    MEAN: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
     """dx of each position of a bag, and the gradient of its sample weight. Other arguments: those of `sum_bags_kernel`."""
     # lint: allow scalar-loop: ids that lie in the table are counted on scalars, before a tile of rows moves
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip

@@ -157,25 +157,16 @@ def store_zeros(p_dweight, i_row, i_stop, o_m, o_col, b_zeros, N: tl.constexpr, 
 
 @triton.jit(do_not_specialize=["n", "n_rows", "n_chunks", "key_of_row_0", "n_steps", "n_part"])
 def sum_rows_kernel(
-    p_dy,
-    p_order,
-    p_sorted,
-    p_dweight,
+    p_dy, p_order, p_sorted, p_dweight,
     p_partials,  # fp32 [2, n_chunks, N]: heads, tails
-    n,
-    n_rows,
-    n_chunks,
-    key_of_row_0,
+    n, n_rows, n_chunks, key_of_row_0,
     n_steps,  # of a search among n
     n_part,  # rows of a part of dy
-    s_part,
-    s_dy,
+    s_part, s_dy,
     N: tl.constexpr,
     BLOCK_M: tl.constexpr,  # rows of zeros
-    BLOCK_N: tl.constexpr,
-    SCALE_BY_COUNT: tl.constexpr,
-    IN_PARTS: tl.constexpr,
-):
+    BLOCK_N: tl.constexpr, SCALE_BY_COUNT: tl.constexpr, IN_PARTS: tl.constexpr,
+):  # fmt: skip
     """Sums of the rows of dy that one index names, and zeros: a program takes one chunk through one block of columns."""
     # races: allow p_partials: blocks of columns overlap at the row's end, where every program writes the same bits
     # races: allow p_dweight: blocks of columns overlap at the row's end, where every program writes the same bits
@@ -231,18 +222,11 @@ def sum_rows_kernel(
 
 @triton.jit(do_not_specialize=["n", "n_rows", "n_chunks", "key_of_row_0", "n_steps"])
 def add_partials_kernel(
-    p_partials,
-    p_sorted,
-    p_dweight,
-    n,
-    n_rows,
-    n_chunks,
-    key_of_row_0,
+    p_partials, p_sorted, p_dweight,
+    n, n_rows, n_chunks, key_of_row_0,
     n_steps,  # of a search among n
-    N: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    SCALE_BY_COUNT: tl.constexpr,
-):
+    N: tl.constexpr, BLOCK_N: tl.constexpr, SCALE_BY_COUNT: tl.constexpr,
+):  # fmt: skip
     """Adds the partial sums of rows that cross a border between two chunks."""
     # lint: allow scalar-loop: a search among the keys reads single keys
     # races: allow p_dweight: blocks of columns overlap at the row's end, where every program writes the same bits

@@ -142,21 +142,15 @@ def joined(p_number, o, i0, i1, i2, i3, n0, n1, n2, n3):
 
 @triton.jit
 def merge_blocks(
-    p_key,
-    p_order,
-    p_merged_key,
-    p_merged_order,
+    p_key, p_order, p_merged_key, p_merged_order,
     i_start,  # the block that the first run begins with
     i_end,  # the block after the last run
-    i_first,
-    i_stop,
+    i_first, i_stop,
     n_run,  # blocks of a run
     n_steps,  # of a search for the first keys of four runs
     n_block_steps,  # of a search for the next BLOCK keys
-    LOG: tl.constexpr,
-    WIDE: tl.constexpr,
-    KEY_OF_ROW_0: tl.constexpr,
-):
+    LOG: tl.constexpr, WIDE: tl.constexpr, KEY_OF_ROW_0: tl.constexpr,
+):  # fmt: skip
     """Merges sets of four runs; makes the blocks from `i_first` to before `i_stop` of the result."""
     BLOCK: tl.constexpr = 1 << LOG
     o = tl.arange(0, BLOCK)
@@ -186,18 +180,14 @@ def sort_runs_kernel(
     p_index,  # int32 [n], or [2 n] where LONG
     p_key,  # int32 [n_rounds + 1, blocks * BLOCK]: sorted blocks, then what each round of merges makes of them
     p_order,  # the same
-    n,
-    n_rows,
-    first_row,
+    n, n_rows, first_row,
     i_padding,  # the row that gets no gradient, -1 for none
     n_run,  # blocks of a run
     n_rounds,
     n_block_steps,  # of a search for the next BLOCK keys
     LOG: tl.constexpr,  # of BLOCK
-    LONG: tl.constexpr,
-    WIDE: tl.constexpr,
-    KEY_OF_ROW_0: tl.constexpr,
-):
+    LONG: tl.constexpr, WIDE: tl.constexpr, KEY_OF_ROW_0: tl.constexpr,
+):  # fmt: skip
     """Keys of each run in ascending order, and where each stood in all: a program sorts whole runs."""
     # lint: allow single-buffer: a sort fills the Unified Buffer
     # lint: allow scalar-loop: a search among the keys reads single keys
@@ -225,17 +215,14 @@ def sort_runs_kernel(
 @triton.jit(do_not_specialize=["n_blocks", "n_run", "n_steps", "n_block_steps"])
 def merge_runs_kernel(
     p_key,  # int32 [n_blocks * BLOCK]
-    p_order,
-    p_merged_key,
-    p_merged_order,
+    p_order, p_merged_key, p_merged_order,
     n_blocks,
     n_run,  # blocks of a run
     n_steps,  # of a search for the first keys of four runs
     n_block_steps,  # of a search for the next BLOCK keys
     LOG: tl.constexpr,  # of BLOCK
-    WIDE: tl.constexpr,
-    KEY_OF_ROW_0: tl.constexpr,
-):
+    WIDE: tl.constexpr, KEY_OF_ROW_0: tl.constexpr,
+):  # fmt: skip
     """Keys of each set of four runs in ascending order, and where each stood in all: a program takes blocks in a row."""
     # lint: allow single-buffer: a sort fills the Unified Buffer
     # lint: allow scalar-loop: a search among the keys reads single keys

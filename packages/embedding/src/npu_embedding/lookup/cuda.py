@@ -164,25 +164,17 @@ def store_zeros(p_dweight, i_row, m_zero, N: tl.constexpr, ZERO_M: tl.constexpr,
 
 @triton.jit(do_not_specialize=["n_chunks", "n_rows", "n_part"])
 def sum_sorted_kernel(
-    p_dy,
-    p_order,
-    p_sorted,
+    p_dy, p_order, p_sorted,
     p_inside,  # how many of them have a gradient
     p_marks,  # int8 [n_rows]: which rows have a run
     p_dweight,
     p_partials,  # fp32 [2, n_chunks, N]: heads, tails
-    n_chunks,
-    n_rows,
+    n_chunks, n_rows,
     n_part,  # rows of a part of dy
-    s_part,
-    s_dy,
-    N: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    SCALE_BY_COUNT: tl.constexpr,
-    IN_PARTS: tl.constexpr,
-    ZERO_M: tl.constexpr,
+    s_part, s_dy,
+    N: tl.constexpr, BLOCK_N: tl.constexpr, SCALE_BY_COUNT: tl.constexpr, IN_PARTS: tl.constexpr, ZERO_M: tl.constexpr,
     ZERO_N: tl.constexpr,
-):
+):  # fmt: skip
     """Sums of the rows of dy that one index names, and zeros in rows that have no run.
 
     A program takes one chunk through one block of columns, or stores zeros in those of ZERO_M rows that have no run.
@@ -207,17 +199,10 @@ def sum_sorted_kernel(
 
 @triton.jit(do_not_specialize=["n_chunks"])
 def add_partials_kernel(
-    p_partials,
-    p_sorted,
-    p_inside,
-    p_dweight,
+    p_partials, p_sorted, p_inside, p_dweight,
     n_chunks,
-    N: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    SCALE_BY_COUNT: tl.constexpr,
-):
+    N: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, SCALE_BY_COUNT: tl.constexpr,
+):  # fmt: skip
     """Adds the partial sums of runs that cross several borders between chunks.
 
     A program takes BLOCK_C borders and one block of columns, and adds BLOCK_P partial sums at a time.
@@ -295,25 +280,17 @@ def sum_named(
 
 @triton.jit(do_not_specialize=["n", "n_rows", "first_row", "i_padding", "n_part"])
 def sum_searched_kernel(
-    p_dy,
-    p_index,
-    p_dweight,
+    p_dy, p_index, p_dweight,
     n,  # at most BLOCK_M
-    n_rows,
-    first_row,
+    n_rows, first_row,
     i_padding,  # the row that gets no gradient, -1 for none
     n_part,  # rows of a part of dy
-    s_part,
-    s_dy,
-    N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    SCALE_BY_COUNT: tl.constexpr,
+    s_part, s_dy,
+    N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, SCALE_BY_COUNT: tl.constexpr,
     IN_PARTS: tl.constexpr,
     ZERO_M: tl.constexpr,  # at most 32
     ZERO_N: tl.constexpr,
-):
+):  # fmt: skip
     """One row of the table in one block of columns, or zeros in those of ZERO_M rows that get no gradient."""
     n_blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     n_sums = n * n_blocks

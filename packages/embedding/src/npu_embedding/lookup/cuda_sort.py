@@ -60,17 +60,12 @@ def load_keys(p_index, o_index, n, n_rows, first_row, i_padding):
 
 @triton.jit(do_not_specialize=["n", "n_rows", "first_row", "i_padding"])
 def mark_rows_kernel(
-    p_index,
-    p_key,
+    p_index, p_key,
     p_marks,  # int8 [n_rows], zeros beforehand
     p_inside,  # int32 [1], zero beforehand
-    n,
-    n_rows,
-    first_row,
-    i_padding,
-    BLOCK_M: tl.constexpr,
-    KEYS: tl.constexpr,
-):
+    n, n_rows, first_row, i_padding,
+    BLOCK_M: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
     """Marks the rows that have a run, counts the indices that name one and, with KEYS, stores the keys."""
     o_index = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     b_row = load_keys(p_index, o_index, n, n_rows, first_row, i_padding)  # [BLOCK_M]
@@ -86,15 +81,11 @@ def sort_groups_kernel(
     p_index,
     p_groups,  # int32 [2, n_groups * GROUP]: keys, where each stood; places past the last index have the key _LAST
     p_marks,  # int8 [n_rows], which this launch sets to zero; None: not needed
-    n,
-    n_groups,
-    n_rows,
-    first_row,
-    i_padding,
+    n, n_groups, n_rows, first_row, i_padding,
     LOG: tl.constexpr,  # GROUP is 2 ** LOG
     WIDE: tl.constexpr,  # a key and a place in the group are an int64; else an int32
     BLOCK_Z: tl.constexpr,
-):
+):  # fmt: skip
     """Sorts the keys of a group, with their places in the lower bits; or sets BLOCK_Z marks to zero."""
     GROUP: tl.constexpr = 1 << LOG
     i_group = tl.program_id(0)
@@ -160,14 +151,12 @@ def rank_runs_kernel(
     p_marks,
     p_inside,  # int32 [1]
     p_starts,  # int32 [n_rows + 1]: in place of these two, the place where each row's keys begin; None: not needed
-    n_runs,
-    n_rows,
+    n_runs, n_rows,
     STEPS: tl.constexpr,  # RUN is 2 ** STEPS
     BITS: tl.constexpr,  # log2 of the keys that a step of a search looks at
     SET: tl.constexpr,  # runs that become one; 0: all
-    BLOCK_M: tl.constexpr,
-    BLOCK_G: tl.constexpr,
-):
+    BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr,
+):  # fmt: skip
     """BLOCK_M places of a sorted run, looked up in BLOCK_G runs of its set at a time.
 
     In runs before its own, all keys that are not above its key come before it; in those after, all keys below. The last

@@ -149,24 +149,18 @@ def ngram_rows_kernel(
     p_table,  # [n_rows, N]
     p_out,  # [n_batches, n_tokens, CONTEXT * HEADS, N] where CONCAT, else [n_batches, n_tokens, N]
     p_rows,  # int32 [CONTEXT * HEADS, n_batches, n_tokens]
-    n_batches,
-    n_tokens,
-    n_rows,
-    eos,
+    n_batches, n_tokens, n_rows, eos,
     fill,  # in place of EOS and what stands before it
     s_table,
-    N: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
+    N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr,
     TILES: tl.constexpr,  # whether the rows of a tile of tokens move at once; else a tile is one token
     CONTEXT: tl.constexpr,
     HEADS: tl.constexpr,  # of an n-gram
-    HISTORY: tl.constexpr,
-    ADD: tl.constexpr,
+    HISTORY: tl.constexpr, ADD: tl.constexpr,
     OWN: tl.constexpr,  # each head has multipliers of its own
     CONCAT: tl.constexpr,  # elements are bits then, integers of their size
     NAN: tl.constexpr,  # the bits of a NaN
-):
+):  # fmt: skip
     """Finds the rows of the table that n-grams hash to, and copies them (CONCAT) or adds those of a token.
 
     A program takes tiles of TOKENS tokens of one sequence by BLOCK_N columns, through all heads.

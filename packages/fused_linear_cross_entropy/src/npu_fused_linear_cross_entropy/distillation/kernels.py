@@ -162,26 +162,15 @@ def distillation_kernel(
     p_teacher_bias,  # [N]
     p_factors,  # fp32 [rows], of the gradient
     p_losses,  # fp32 [2, rows]: divergences, and cross entropies of the targets
-    n_rows,
-    s_student,
-    s_teacher,
-    s_losses,
+    n_rows, s_student, s_teacher, s_losses,
     logit_scale,  # these four divided by the temperature; None: 1
     softcap,  # None: there is none
-    teacher_scale,
-    teacher_softcap,
+    teacher_scale, teacher_softcap,
     temperature,  # None: 1
-    beta,
-    soft_weight,
-    hard_weight,
-    N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    TAIL_N: tl.constexpr,
-    PADDED: tl.constexpr,
-    BARRIER: tl.constexpr,
-    DIVERGENCE: tl.constexpr,
-):
+    beta, soft_weight, hard_weight,
+    N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TAIL_N: tl.constexpr, PADDED: tl.constexpr,
+    BARRIER: tl.constexpr, DIVERGENCE: tl.constexpr,
+):  # fmt: skip
     """Losses of whole rows, and the gradient of their sum times the factors, if there is memory for it."""
     # lint: allow scalar-loop: one logit a row, the target's, comes from wherever it is
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it

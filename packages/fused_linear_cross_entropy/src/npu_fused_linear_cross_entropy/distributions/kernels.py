@@ -35,18 +35,14 @@ def distribution_statistics_kernel(
     p_logits,  # [rows, N], some columns
     p_rates,  # fp32 [rows]: 1 / temperature
     p_statistics,  # fp32 [5, rows]: maximum, sum of exp, sum of exp times z, sum of exp^2, sum of z
-    n_rows,
-    s_logits,
-    s_statistics,
+    n_rows, s_logits, s_statistics,
     logit_scale,  # None: 1
     softcap,  # None: there is none
-    N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     TAIL_N: tl.constexpr,  # as in loss/two_sweeps.py
     PADDED: tl.constexpr,  # the logits' memory has whole tiles of rows
     MERGE: tl.constexpr,  # with the statistics of earlier columns, that are there already
-):
+):  # fmt: skip
     """Statistics of rows of logits: log-probability, entropy, sum of squares and mean. PyTorch finds the largest."""
     # lint: allow nan-maximum: NaN of a logit stays in its exponential, which the larger number is a factor of
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
@@ -105,18 +101,11 @@ def distribution_gradient_kernel(
     p_gradient,  # [rows, N], over the logits' memory
     p_coefficients,  # fp32 [7, rows]: k, log S, a, b, c, d; the last one is not read
     p_dots,  # fp32 [rows]: gets the sum of (z - k) times the gradient of z
-    n_rows,
-    s_logits,
-    s_gradient,
-    s_coefficients,
+    n_rows, s_logits, s_gradient, s_coefficients,
     logit_scale,  # None: 1
     softcap,  # None: there is none
-    N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    TAIL_N: tl.constexpr,
-    BARRIER: tl.constexpr,
-):
+    N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TAIL_N: tl.constexpr, BARRIER: tl.constexpr,
+):  # fmt: skip
     """The gradient of the logits that their distributions' outputs received, in the logits' place."""
     # lint: allow nan-maximum: the factors of a row with NaN are NaN, which its statistics keep
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load

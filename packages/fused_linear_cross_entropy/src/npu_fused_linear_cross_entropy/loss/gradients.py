@@ -53,15 +53,11 @@ def cross_entropy_scale_rows_kernel(
     p_gradient,  # fp32 [rows]: g; None: nothing is added
     p_target,  # int32 [rows]
     p_weight,  # [V, N]
-    n_rows,
-    s_values,
-    s_out,
+    n_rows, s_values, s_out,
     first,  # the column of the vocabulary that the weight's first row is
-    s_weight,
-    s_weight_column,
-    N: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    s_weight, s_weight_column,
+    N: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """out = factor values + g W[target], in fp32 and rounded once."""
     # lint: allow unaligned-rows: rows are as wide as the caller's; those not of whole 32 bytes are padded on chip
     # lint: allow fill-in-loop: the end of a row that is no whole block
@@ -99,10 +95,8 @@ def cross_entropy_order_kernel(
     p_runs,  # int32 [rows]: at the start of a run of equal targets its length, 0 elsewhere
     n_rows,  # at most 2^24: places are counted in fp32
     first,  # the column of the vocabulary that column 0 is
-    N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """Sorts tokens by target."""
     # lint: allow scalar-loop: each token is stored at its rank
     # lint: allow short-transfer: a target is four bytes, and is compared with a tile of others
@@ -138,14 +132,10 @@ def cross_entropy_target_rows_kernel(
     p_order,  # these two by the kernel above
     p_runs,
     p_dweight,  # [N, H], added to
-    n_rows,
-    s_x,
-    s_dweight,
-    first,
-    H: tl.constexpr,
-    BLOCK_H: tl.constexpr,
+    n_rows, s_x, s_dweight, first,
+    H: tl.constexpr, BLOCK_H: tl.constexpr,
     AT_ONCE: tl.constexpr,  # rows that are loaded together
-):
+):  # fmt: skip
     """Adds g x to the rows of targets. One program takes a run: its sum is fp32, in the order of tokens, rounded once."""
     # lint: allow scalar-loop: rows are wherever the order says
     # lint: allow unaligned-rows: rows are as wide as the caller's; those not of whole 32 bytes are padded on chip

@@ -92,21 +92,16 @@ def cross_entropy_exponentials_kernel(
     p_bias,  # [N]
     p_statistics,  # fp32 [7, rows]: k, sum of exp(z - k), the target's z
     p_reference,  # fp32 [rows]: k after these columns
-    n_rows,
-    s_logits,
-    s_exponentials,
-    s_statistics,
+    n_rows, s_logits, s_exponentials, s_statistics,
     first,  # the column of the vocabulary that column 0 is
     logit_scale,  # None: 1
-    N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     TAIL_N: tl.constexpr,  # as in two_sweeps.py
     TILES: tl.constexpr,  # at least the blocks of a row
     PADDED: tl.constexpr,  # the logits' memory has whole tiles of rows
     BARRIER: tl.constexpr,
     MERGE: tl.constexpr,  # begin with the statistics of earlier columns
-):
+):  # fmt: skip
     """Writes E and the statistics of a chunk of columns."""
     # time: rare: that a tile's maximum exceeds the first one's by 30
     # lint: allow scalar-loop: one logit a row, the target's, comes from wherever it is
@@ -150,18 +145,10 @@ def cross_entropy_settle_kernel(
     p_coefficients,  # fp32 [5, rows], of which the first three are k, a, b
     p_v,  # fp32 [rows]
     p_gradient,  # fp32 [rows]: g, 0 of rows whose target is elsewhere
-    n_rows,
-    s_exponentials,
-    s_coefficients,
-    first,
-    logit_scale,
-    N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    TAIL_N: tl.constexpr,
-    BARRIER: tl.constexpr,
+    n_rows, s_exponentials, s_coefficients, first, logit_scale,
+    N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TAIL_N: tl.constexpr, BARRIER: tl.constexpr,
     FIRST: tl.constexpr,  # the first chunk of columns stores every g, others those of their own targets
-):
+):  # fmt: skip
     """Runs once S is known: rescales E where k rose, sets the targets' elements to 0, and stores v and g."""
     # time: rare: that a later column exceeds the first ones by 30
     # lint: allow scalar-loop: one element a row, the target's, is wherever it is

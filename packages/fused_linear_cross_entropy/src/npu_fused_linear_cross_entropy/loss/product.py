@@ -41,15 +41,11 @@ def cross_entropy_references_kernel(
     p_reference,  # fp32 [rows]: the target's z, the first column's where that is none here
     p_top,  # fp32 [rows]: the same
     p_target_logit,  # fp32 [rows]: the target's z, 0 where that is none here
-    n_rows,
-    s_x,
-    s_weight,
+    n_rows, s_x, s_weight,
     first,  # the column of the vocabulary that column 0 is
     logit_scale,
-    N: tl.constexpr,
-    H: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-):
+    N: tl.constexpr, H: tl.constexpr, BLOCK_H: tl.constexpr,
+):  # fmt: skip
     """The reference of each row, one row a program: its target's logit, or the first column's where that is none here."""
     i_row = tl.program_id(0).to(tl.int64)
     column = tl.load(p_target + i_row) - first
@@ -122,15 +118,9 @@ def cross_entropy_product_kernel(
     d_x,  # [rows, H], tiles of [BLOCK_M, BLOCK_H]
     d_weight,  # [N, H], some rows of the weight, tiles of [BLOCK_N, BLOCK_H]
     d_exponentials,  # [rows, N], tiles of [BLOCK_M, BLOCK_N / 2]; None: sums alone are wanted
-    n_rows,
-    N,
-    logit_scale,
-    H: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    GROUP: tl.constexpr,
-):
+    n_rows, N, logit_scale,
+    H: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_H: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
     """Exponentials of x w^T, their sums over each tile's columns, and maxima of rows far above their reference."""
     n_row_tiles, n_column_tiles = tl.cdiv(n_rows, BLOCK_M), tl.cdiv(N, BLOCK_N)
     # One loop over tiles and terms: the next tile's operands are loaded while this one's exponentials are computed.
@@ -149,20 +139,10 @@ def cross_entropy_product_kernel(
 @triton.jit(do_not_specialize=["n_rows", "N"])
 def cross_entropy_product_again_kernel(
     p_reference,  # these as above
-    p_top,
-    p_sums,
-    d_x,
-    d_weight,
-    d_exponentials,
-    n_rows,
-    N,
-    logit_scale,
-    H: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    GROUP: tl.constexpr,
-):
+    p_top, p_sums, d_x, d_weight, d_exponentials,
+    n_rows, N, logit_scale,
+    H: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_H: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
     """Computes again the tiles whose rows rose above their reference, from their maximum; mostly none."""
     o_all = tl.arange(0, 1024)
     b_raised = tl.zeros([1024], tl.float32)
@@ -193,12 +173,9 @@ def cross_entropy_product_sums_kernel(
     p_top,  # fp32 [rows]: k
     p_target_logit,  # fp32 [rows]
     p_statistics,  # fp32 [7, rows]: k, sum of exp(z - k), the target's z
-    n_rows,
-    n_tiles,
-    s_statistics,
-    BLOCK_M: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-):
+    n_rows, n_tiles, s_statistics,
+    BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
     """Statistics of rows: sums of exponentials over all tiles of columns, references, and targets' logits."""
     o_row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     m_row = o_row < n_rows

@@ -54,10 +54,10 @@ def partial_number(b_numbers, i_number: tl.constexpr):
 
 
 @triton.jit
-def store_first(p_out, value, n):
-    """Stores a number n times."""
+def store_number(p_out, value):
+    """Stores a number."""
     o_lane = tl.arange(0, PARTIAL_WIDTH)
-    tl.store(p_out + o_lane, tl.zeros([PARTIAL_WIDTH], tl.float32) + value, mask=o_lane < n)
+    tl.store(p_out + o_lane, tl.zeros([PARTIAL_WIDTH], tl.float32) + value, mask=o_lane < 1)
 
 
 @triton.jit
@@ -110,18 +110,13 @@ def cross_entropy_targets_kernel(
     p_unfinished,  # fp32 [3]; LAST
     # fp32 [programs, PARTIAL_WIDTH], not LAST: rows that count, the sum of their class weights, of all, and of their sizes.
     p_partials,
-    n_rows,
-    ignore_index,
-    vocab_size,
+    n_rows, ignore_index, vocab_size,
     first,  # the column of the vocabulary that the first class weight is of
-    n_weights,
-    unscale,
+    n_weights, unscale,
     BLOCK_M: tl.constexpr,
     SMALL_INDEX: tl.constexpr,  # fp32 counts beyond ignore_index
-    SMOOTHED: tl.constexpr,
-    MEAN: tl.constexpr,
-    LAST: tl.constexpr,
-):
+    SMOOTHED: tl.constexpr, MEAN: tl.constexpr, LAST: tl.constexpr,
+):  # fmt: skip
     """Columns and class weights of rows from their targets; factors of the losses, or (not LAST) sums for them."""
     # lint: allow scalar-loop: the class weight of a target comes from wherever it is
     # lint: allow short-transfer: loads of single class weights dominate the time; many programs share them
@@ -202,11 +197,11 @@ def store_sums(loss, z_loss, right, p_factors, p_loss, p_z_loss, p_accuracy, RED
     """Stores the results that are one number: the reduced loss and z-loss, and the accuracy."""
     if REDUCED:
         nothing = tl.where(tl.load(p_factors + 3) > 0.0, 0.0, tl.load(p_factors))  # NaN: no row counts, the divisor is 0
-        store_first(p_loss, loss + nothing, 1)
+        store_number(p_loss, loss + nothing)
         if p_z_loss is not None:
-            store_first(p_z_loss, z_loss + nothing, 1)
+            store_number(p_z_loss, z_loss + nothing)
     if p_accuracy is not None:
-        store_first(p_accuracy, right / tl.maximum(tl.load(p_factors + 3), 1.0), 1)
+        store_number(p_accuracy, right / tl.maximum(tl.load(p_factors + 3), 1.0))
 
 
 @triton.jit(do_not_specialize=["n_rows", "s_statistics", "vocab_size"])
@@ -222,16 +217,11 @@ def cross_entropy_losses_kernel(
     p_lse,  # fp32 [rows]
     p_entropy,  # fp32 [rows]
     p_partials,  # fp32 [programs, PARTIAL_WIDTH]: loss, z-loss, rows whose largest logit is the target's; not LAST
-    n_rows,
-    s_statistics,
-    vocab_size,
+    n_rows, s_statistics, vocab_size,
     smoothing,  # None: there is none
     z_scale,  # None: there is no z-loss
-    BLOCK_M: tl.constexpr,
-    TOKEN_SCALING: tl.constexpr,
-    REDUCED: tl.constexpr,
-    LAST: tl.constexpr,
-):
+    BLOCK_M: tl.constexpr, TOKEN_SCALING: tl.constexpr, REDUCED: tl.constexpr, LAST: tl.constexpr,
+):  # fmt: skip
     """Losses and other outputs of rows from their statistics; reduced outputs as numbers or (not LAST) as partial sums."""
     # lint: allow nan-maximum: one number a row, of which a core has a few thousand
     # lint: allow short-transfer: one number a row; tiles of 1024 rows leave rows for more cores
@@ -310,16 +300,8 @@ def cross_entropy_sums_kernel(
 ):  # fmt: skip
     """One program adds partial sums and stores what a single program of `cross_entropy_losses_kernel` would."""
     b_sums = add_partials(p_partials, n_partials, BLOCK_P)
-    store_sums(
-        partial_number(b_sums, 0),
-        partial_number(b_sums, 1),
-        partial_number(b_sums, 2),
-        p_factors,
-        p_loss,
-        p_z_loss,
-        p_accuracy,
-        REDUCED,
-    )
+    loss, z_loss, right = partial_number(b_sums, 0), partial_number(b_sums, 1), partial_number(b_sums, 2)
+    store_sums(loss, z_loss, right, p_factors, p_loss, p_z_loss, p_accuracy, REDUCED)
 
 
 @triton.jit
@@ -341,19 +323,11 @@ def cross_entropy_coefficients_kernel(
     p_dloss,  # fp32 [rows] or one number; with LOSS, None for 1
     p_dentropy,  # fp32 [rows] or one number
     p_coefficients,  # fp32 [5, rows]: k, a, b, c, q
-    n_rows,
-    s_statistics,
-    s_coefficients,
-    vocab_size,
-    smoothing,
-    z_scale,
-    BLOCK_M: tl.constexpr,
-    LOSS: tl.constexpr,
-    EACH_LOSS: tl.constexpr,
+    n_rows, s_statistics, s_coefficients, vocab_size, smoothing, z_scale,
+    BLOCK_M: tl.constexpr, LOSS: tl.constexpr, EACH_LOSS: tl.constexpr,
     ENTROPY: tl.constexpr,  # the last row is asked for
-    EACH_ENTROPY: tl.constexpr,
-    TOKEN_SCALING: tl.constexpr,
-):
+    EACH_ENTROPY: tl.constexpr, TOKEN_SCALING: tl.constexpr,
+):  # fmt: skip
     """Factors of each row's gradient, from its statistics and the gradients that the outputs received."""
     # lint: allow nan-maximum: one number a row, of which a core has a few thousand
     o_row = tl.arange(0, BLOCK_M)
@@ -412,11 +386,9 @@ def load_statistics(p_row, s_statistics, m_row):
 def cross_entropy_join_kernel(
     p_parts,  # fp32 [parts, 7, rows], contiguous: statistics of each part's columns
     p_statistics,  # fp32 [7, rows]: of all columns; undefined where no option asks for them
-    n_rows,
-    s_statistics,
-    n_parts,
+    n_rows, s_statistics, n_parts,
     BLOCK_M: tl.constexpr,
-):
+):  # fmt: skip
     """Joins statistics of a vocabulary's parts, from the first to the last, whichever columns each of them has."""
     # lint: allow nan-maximum: one number a row, of which a core has a few thousand
     # lint: allow short-transfer: one number a row; tiles of 1024 rows leave rows for more cores

@@ -72,24 +72,17 @@ def cross_entropy_kernel(
     p_class_weight,  # [N]
     p_factors,  # fp32: of the loss, of the z-loss, the sum of the class weights
     p_statistics,  # fp32 [7, rows], see call.py
-    n_rows,
-    s_logits,
-    s_gradient,
-    s_statistics,
+    n_rows, s_logits, s_gradient, s_statistics,
     first,  # the column of the vocabulary that column 0 is
     logit_scale,  # None: 1
     softcap,  # None: there is none
     smoothing,  # None: there is none
     z_scale,  # None: there is no z-loss
-    N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     TAIL_N: tl.constexpr,  # at least the columns that are left over, 0 for none; more only where masks are free (CUDA)
     PADDED: tl.constexpr,  # the logits' memory has whole tiles of rows
-    BARRIER: tl.constexpr,
-    TOKEN_SCALING: tl.constexpr,
-    ARGMAX: tl.constexpr,
-):
+    BARRIER: tl.constexpr, TOKEN_SCALING: tl.constexpr, ARGMAX: tl.constexpr,
+):  # fmt: skip
     """Statistics of whole rows, and the gradient of the loss that is one number."""
     # lint: allow scalar-loop: one logit a row, the target's, comes from wherever it is
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
@@ -125,26 +118,12 @@ def cross_entropy_kernel(
 @triton.jit(do_not_specialize=["n_rows", "s_statistics", "first"])
 def cross_entropy_statistics_kernel(
     p_logits,  # [rows, N], some columns
-    p_target,
-    p_bias,
-    p_class_weight,
-    p_statistics,
-    n_rows,
-    s_logits,
-    s_statistics,
-    first,
-    logit_scale,
-    softcap,
-    N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    TAIL_N: tl.constexpr,
-    PADDED: tl.constexpr,
+    p_target, p_bias, p_class_weight, p_statistics,
+    n_rows, s_logits, s_statistics, first, logit_scale, softcap,
+    N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TAIL_N: tl.constexpr, PADDED: tl.constexpr,
     MERGE: tl.constexpr,  # with the statistics of earlier columns, that are there already
-    SMOOTHED: tl.constexpr,
-    ENTROPY: tl.constexpr,
-    ARGMAX: tl.constexpr,
-):
+    SMOOTHED: tl.constexpr, ENTROPY: tl.constexpr, ARGMAX: tl.constexpr,
+):  # fmt: skip
     """Statistics alone; arguments as above."""
     # lint: allow nan-maximum: NaN of a logit stays in its exponential, which the larger number is a factor of
     # lint: allow scalar-loop: one logit a row, the target's, comes from wherever it is
@@ -166,25 +145,12 @@ def cross_entropy_statistics_kernel(
 def cross_entropy_gradient_kernel(
     p_logits,  # [rows, N], some columns
     p_gradient,  # [rows, N], over the logits' memory
-    p_target,
-    p_bias,
-    p_class_weight,
+    p_target, p_bias, p_class_weight,
     p_coefficients,  # fp32 [5, rows]: k, a, b, c, q
-    n_rows,
-    s_logits,
-    s_gradient,
-    s_coefficients,
-    first,
-    logit_scale,
-    softcap,
-    N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    TAIL_N: tl.constexpr,
-    BARRIER: tl.constexpr,
-    SMOOTHED: tl.constexpr,
-    ENTROPY: tl.constexpr,
-):
+    n_rows, s_logits, s_gradient, s_coefficients, first, logit_scale, softcap,
+    N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TAIL_N: tl.constexpr, BARRIER: tl.constexpr,
+    SMOOTHED: tl.constexpr, ENTROPY: tl.constexpr,
+):  # fmt: skip
     """The gradient alone, of any upstream gradient; arguments as above."""
     # lint: allow nan-maximum: NaN of a logit stays in its exponential, which the larger number is a factor of
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
