@@ -7,22 +7,9 @@ from inspect import isbuiltin
 from typing import Any
 
 import torch
+from npu_tiling import models
 from npu_tiling.dispatch import as_constant, is_autocast
 from npu_tiling.dtensor import is_distributed
-from npu_tiling.models import (
-    Derived,
-    Patch,
-    Replacement,
-    derived,
-    from_package,
-    in_order,
-    more_than_forward,
-    names_of,
-    replaced_forward,
-    stands_for,
-    swap_classes,
-    with_signature_of,
-)
 from torch import Tensor, nn
 
 from .keys import attn_res_keys
@@ -35,7 +22,7 @@ KNOWN = {
 }
 
 
-def patch(model: nn.Module) -> Patch:
+def patch(model: nn.Module) -> models.Patch:
     """Let `attn_res_keys` compute the attention residuals of transformers' Inkling 2 and its looped variant.
 
     Each module gets a class derived from its own, whose forward reads the block states and the partial one where they lie;
@@ -56,10 +43,10 @@ def patch(model: nn.Module) -> Patch:
 
     Source: transformers, `models/inkling2/modeling_inkling2.py`, `models/inkling2_loop/modeling_inkling2_loop.py`.
     """
-    return swap_classes(model, "npu_attn_res", _recognise)
+    return models.swap_classes(model, "npu_attn_res", _recognise)
 
 
-def _recognise(module: nn.Module) -> Replacement | str | None:
+def _recognise(module: nn.Module) -> models.Replacement | str | None:
     known = type(module)
     if not known.__name__.endswith("AttentionResidual"):
         return None
@@ -67,7 +54,7 @@ def _recognise(module: nn.Module) -> Replacement | str | None:
         return "it is patched already"
     if known.__name__ not in KNOWN or not known.__module__.startswith("transformers."):
         return "no attention residual that is known"
-    return _other_parts(module, known) or Replacement(_patched(known), "attn_res_keys")
+    return _other_parts(module, known) or models.Replacement(_patched(known), "attn_res_keys")
 
 
 def _other_parts(module: Any, known: type) -> str | None:
@@ -75,9 +62,9 @@ def _other_parts(module: Any, known: type) -> str | None:
     norm = module.norm
     if type(norm).__name__.removeprefix("Npu") != KNOWN[known.__name__]:
         return f"its norm is a {type(norm).__name__}"
-    if other := more_than_forward(norm):
+    if other := models.more_than_forward(norm):
         return f"its norm is more than its class's forward: {other}"
-    return replaced_forward(type(norm)) or _other_attention(known, module.config._attn_implementation)
+    return models.replaced_forward(type(norm)) or _other_attention(known, module.config._attn_implementation)
 
 
 @as_constant
@@ -85,34 +72,35 @@ def _other_attention(known: type, name: str) -> str | None:
     """Why an attention of this name does not compute the one that we know, None if it does: transformers' all do."""
     page = sys.modules[known.__module__]
     attention = page.ALL_ATTENTION_FUNCTIONS.get_interface(name, page.eager_attention_forward)
-    if not from_package(attention, "transformers"):
+    if not models.from_package(attention, "transformers"):
         return f"its attention {name} is not one of transformers"
     product = nn.functional.scaled_dot_product_attention
     return None if isbuiltin(product) else "torch.nn.functional.scaled_dot_product_attention was replaced"
 
 
-class _Patched(Derived):
+class _Patched(models.Derived):
     query: nn.Parameter
     norm: Any
 
 
 def _patched(known: Any) -> type[nn.Module]:
-    has_messages = len(names_of(known.forward)) > 2  # blocks and prefix; the number of a layer, whose queries are taken
+    # Blocks, the prefix and the number of a layer, whose queries are taken.
+    has_messages = len(models.names_of(known.forward)) > 2
 
-    @with_signature_of(known)
+    @models.with_signature_of(known)
     def forward(self: _Patched, *arguments: Any, **keywords: Any) -> Any:
-        given = in_order(known.forward, arguments, keywords)
+        given = models.in_order(known.forward, arguments, keywords)
         if len(given) == 2 + has_messages:
             blocks, partial = given[:2]
             unless = _other_parts(self, known) or _other_sources(blocks, partial)
-            if stands_for(self, known, unless, block_states=blocks, partial_block_states=partial, query=self.query):
+            if models.stands_for(self, known, unless, block_states=blocks, partial_block_states=partial, query=self.query):
                 if has_messages:
                     return _attend(blocks, partial, self.query[given[2]], self.norm.eps).movedim(0, -2)
                 h = _attend(blocks, partial, self.query, self.norm.eps)
                 return h.unbind() if self.query.dim() > 1 else (h,)
         return known.forward(self, *arguments, **keywords)
 
-    return derived(f"Npu{known.__name__}", (_Patched, known), {"forward": forward}, _patched, known)
+    return models.derived(f"Npu{known.__name__}", (_Patched, known), {"forward": forward}, _patched, known)
 
 
 def _other_sources(*sources: Any) -> str | None:

@@ -20,17 +20,10 @@ from npu_tiling.partials import add_partials, choose_sum
 from npu_tiling.plans import Plan
 from torch import Tensor
 
-from . import reference
+from . import kernels, reference
 from .ascend import kernels as ascend
 from .cuda import kernels as cuda
 from .cuda import tiling as cuda_tiling
-from .kernels import (
-    attn_res_add_partials_kernel,
-    attn_res_gradient_kernel,
-    attn_res_norm_backward_kernel,
-    attn_res_products_kernel,
-    attn_res_weighted_sum_kernel,
-)
 from .records import Backward, Forward, gradient_of, gradients_of, keeps_by_token, reads_h
 from .shape import Shape, Task, TokenTiling
 from .sources import (
@@ -236,7 +229,7 @@ def gradient_of_h(p: Plan, call: Any) -> tuple[Any, Any]:
     grid = tiling.grid(n_tokens)
     partials = p.new(None if dweight is None else Empty((grid, width), FP32))
     p.launch(
-        attn_res_norm_backward_kernel,
+        kernels.attn_res_norm_backward_kernel,
         str(shape),
         grid,
         reads={
@@ -261,7 +254,7 @@ def gradients_from_dg(p: Plan, partials: Any, query: Any, norm: Any, needed: Seq
     dquery, dnorm = (p.new(each) for each in gradients_of((query, norm), needed[:2]))
     n_partials, width = partials.shape
     p.launch_over(
-        attn_res_add_partials_kernel,
+        kernels.attn_res_add_partials_kernel,
         choose_sum(width, p.chip),
         1,
         decision="sum of dg",
@@ -333,7 +326,7 @@ def weighted_sum(p: Plan, v: Sources, query: Any, rms_weight: Any, eps: float, o
     alpha, lse = p.torch(reference.softmax, score, makes=makes)
     tiling = _choose(p, v, Task.WEIGHTED_SUM, n_layers)
     p.launch(
-        attn_res_weighted_sum_kernel,
+        kernels.attn_res_weighted_sum_kernel,
         str(tiling.shape),
         tiling.grid(v.n_tokens),
         reads={"p_v": v.pointers.base, "p_table": v.pointers.table, "p_alpha": alpha},
@@ -360,7 +353,7 @@ def gradients(
     splits = tiling.splits(v.n_tokens)
     partials = p.new(Empty((splits, n_layers, v.width), FP32) if needed[0] or needed[1] else None)
     p.launch(
-        attn_res_gradient_kernel,
+        kernels.attn_res_gradient_kernel,
         str(tiling.shape),
         splits * tiling.column_blocks,
         reads={
@@ -404,7 +397,7 @@ def _products(p: Plan, v: Sources, a: Any, strides: tuple[int, int], n_layers: i
     dot = p.new(Empty((*shape, n_layers), FP32))
     square = p.new(Empty(shape, FP32) if squares else None)
     p.launch(
-        attn_res_products_kernel,
+        kernels.attn_res_products_kernel,
         str(tiling.shape),
         tiling.grid(v.n_tokens),
         reads={"p_v": v.pointers.base, "p_table": v.pointers.table, "p_a": a},

@@ -4,19 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from npu_tiling.models import (
-    Derived,
-    Patch,
-    Replacement,
-    called_otherwise,
-    derived,
-    in_order,
-    obstacle,
-    replaced_forward,
-    stands_for,
-    swap_classes,
-    with_signature_of,
-)
+from npu_tiling import models
 from torch import Tensor, nn
 
 from .api import Embedding, other_dtype
@@ -33,7 +21,7 @@ _NGRAM = "Qwen4ExpTextNGramEmbedding"
 _IDS = 2  # which of a layer's states in transformers' cache has the last ids
 
 
-def patch(model: nn.Module) -> Patch:
+def patch(model: nn.Module) -> models.Patch:
     """Let `embedding` look up the rows of a model's embeddings: torch.nn.Embedding, and transformers' scaled embeddings.
 
     A torch.nn.Embedding becomes an `Embedding`, one of its subclasses a class derived from both, whose own forward is kept;
@@ -55,14 +43,15 @@ def patch(model: nn.Module) -> Patch:
 
     Source: transformers, `models/*/modeling_*.py`.
     """
-    return swap_classes(model, "npu_embedding", _recognise)
+    return models.swap_classes(model, "npu_embedding", _recognise)
 
 
-def _recognise(module: nn.Module) -> Replacement | str | None:
+def _recognise(module: nn.Module) -> models.Replacement | str | None:
     known = type(module)
     if known.__name__ == _NGRAM and known.__module__.startswith("transformers."):
         table = module.get_submodule("ngram_embedding")
-        return obstacle(table) or _more_than_rows(table) or Replacement(_patched_ngram(known), "ngram_embedding")
+        reason = models.obstacle(table) or _more_than_rows(table)
+        return reason or models.Replacement(_patched_ngram(known), "ngram_embedding")
     if not isinstance(module, nn.Embedding):
         return None
     if issubclass(known, Embedding):
@@ -70,38 +59,38 @@ def _recognise(module: nn.Module) -> Replacement | str | None:
     scaled = known.__name__ in SCALED and known.__module__.startswith("transformers.")
     if not scaled and known.forward is not nn.Embedding.forward:
         return "its forward is not torch.nn.Embedding's"
-    if reason := obstacle(module) or replaced_forward(nn.Embedding) or other_dtype(module):
+    if reason := models.obstacle(module) or models.replaced_forward(nn.Embedding) or other_dtype(module):
         return reason
     if known is nn.Embedding:
-        return Replacement(Embedding, "Embedding")
-    return Replacement(_patched(known), "embedding, then its own scale" if scaled else "embedding")
+        return models.Replacement(Embedding, "Embedding")
+    return models.Replacement(_patched(known), "embedding, then its own scale" if scaled else "embedding")
 
 
 def _patched(known: type) -> type[nn.Module]:
     # Where the known class's forward asks its superclass for the rows, Embedding is next.
-    return derived(f"Npu{known.__name__}", (Derived, known, Embedding), {}, _patched, known)
+    return models.derived(f"Npu{known.__name__}", (models.Derived, known, Embedding), {}, _patched, known)
 
 
 def _patched_ngram(known: Any) -> type[nn.Module]:
-    @with_signature_of(known)
+    @models.with_signature_of(known)
     def forward(self: Any, *arguments: Any, **keywords: Any) -> Tensor:
-        given = in_order(known.forward, arguments, keywords)
+        given = models.in_order(known.forward, arguments, keywords)
         if len(given) == 2:
             input_ids, past_key_values = given
             table = self.ngram_embedding
-            if stands_for(self, known, _more_than_rows(table), input_ids=input_ids, weight=table.weight):
+            if models.stands_for(self, known, _more_than_rows(table), input_ids=input_ids, weight=table.weight):
                 return _ngram_rows(self, input_ids, past_key_values)
         rows: Tensor = known.forward(self, *arguments, **keywords)
         return rows
 
-    return derived(f"Npu{known.__name__}", (Derived, known), {"forward": forward}, _patched_ngram, known)
+    return models.derived(f"Npu{known.__name__}", (models.Derived, known), {"forward": forward}, _patched_ngram, known)
 
 
 def _more_than_rows(table: Any) -> str | None:
     """Why calling a module with a table is not just to look up, or not in what we take; None if it is."""
     if table.max_norm is not None or table.padding_idx is not None or table.scale_grad_by_freq:
         return "its table has other options than sparse"
-    return called_otherwise(table, "ngram_embedding", nn.Embedding, Embedding) or other_dtype(table)
+    return models.called_otherwise(table, "ngram_embedding", nn.Embedding, Embedding) or other_dtype(table)
 
 
 def _ngram_rows(self: Any, input_ids: Tensor, past_key_values: Any) -> Tensor:

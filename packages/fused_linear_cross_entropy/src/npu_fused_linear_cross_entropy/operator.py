@@ -17,21 +17,13 @@ from operator import is_, itemgetter
 from typing import Any, get_type_hints
 
 import torch
-from npu_tiling.dispatch import (
-    Function,
-    OperatorLibrary,
-    apply,
-    can_bypass_dispatcher,
-    is_asked,
-    keeps_graph,
-    needs_gradient,
-)
+from npu_tiling import dispatch
 from npu_tiling.operators import Operator
 from torch import Tensor
 
 from . import call as calls
 
-LIBRARY = OperatorLibrary("npu_fused_linear_cross_entropy")
+LIBRARY = dispatch.OperatorLibrary("npu_fused_linear_cross_entropy")
 OPERATORS: list[Operator] = []
 _GRADIENTS = calls.Needs._fields
 TRAINED = ("x", "weight", "bias")
@@ -85,7 +77,7 @@ class Gradients:
         dx, dweight, dbias, *others = self.needs(ctx.needs_input_grad)
         operator, weight_grad = self.plain, ctx.weight_grad
         if weight_grad is not None:
-            dweight = dweight and is_asked(ctx.next_functions[1][0])  # of tensors alone: x, weight, ...
+            dweight = dweight and dispatch.is_asked(ctx.next_functions[1][0])  # of tensors alone: x, weight, ...
             operator, weight_grad = (self.added, weight_grad) if dweight else (operator, None)
         call = self._record(*given, *tensors, weight_grad, ctx.options, calls.Needs(dx, dweight, dbias), *others)
         return self.in_place(ctx, operator(call))
@@ -133,15 +125,15 @@ class LossOperator:
         """The operator where autograd may record it. A call that asks for gradients itself is not recorded."""
         if any(arguments[-self._n_asked :]):
             return LIBRARY.not_differentiable(self.forward.signature.name, run, *arguments)
-        if not needs_gradient([arguments[place - 1] for place in self.gradient._places]):
+        if not dispatch.needs_gradient([arguments[place - 1] for place in self.gradient._places]):
             with torch.no_grad():  # class weights that require a gradient would give plain PyTorch one to record
                 return run(*arguments)
         n = len(self.forward.signature.tensors)
-        *outputs, _ = apply(_Loss, run, *arguments[:n], self._options(*arguments[n : -self._n_asked]), self)
+        *outputs, _ = dispatch.apply(_Loss, run, *arguments[:n], self._options(*arguments[n : -self._n_asked]), self)
         return *outputs, *[None] * (self._n_asked + 1)
 
 
-class _Loss(Function):
+class _Loss(dispatch.Function):
     @staticmethod
     def forward(ctx, run, *arguments):  # type: ignore[no-untyped-def]
         *tensors, options, operator = arguments
@@ -181,8 +173,8 @@ def _scaled(
     numbers = [dloss] * len(present)
     if factors is not None:
         numbers = [dloss * factor for gradient, factor in zip(gradients, factors, strict=True) if gradient is not None]
-    once = not keeps_graph() and all(map(Tensor.is_contiguous, present))  # hooks may give them back otherwise
-    if once and not torch.is_grad_enabled() and can_bypass_dispatcher((*present, *numbers)):
+    once = not dispatch.keeps_graph() and all(map(Tensor.is_contiguous, present))  # hooks may give them back otherwise
+    if once and not torch.is_grad_enabled() and dispatch.can_bypass_dispatcher((*present, *numbers)):
         for gradient, number in zip(present, numbers, strict=True):
             SCALE_.run(gradient, number)
         return list(gradients)

@@ -11,26 +11,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from npu_tiling import arguments
+from npu_tiling import arguments, models
 from npu_tiling.dispatch import as_constant
-from npu_tiling.models import (
-    Derived,
-    Patch,
-    Replacement,
-    by_name,
-    called_otherwise,
-    derived,
-    from_package,
-    is_made_by_hand,
-    more_than_forward,
-    names_of,
-    obstacle,
-    other_kind,
-    stands_for,
-    swap_classes,
-    undisturbed,
-    with_signature_of,
-)
 from torch import Tensor, nn
 
 from .api import causal_lm_loss, fused_linear_cross_entropy
@@ -43,9 +25,7 @@ _LOSS = "ForCausalLMLoss"
 class _Options(NamedTuple):
     evaluation: bool
     keep_logits: bool
-    accum_dtype: torch.dtype | None
-    chunk_tokens: int | None
-    memory_budget: int | None
+    of_loss: tuple[tuple[str, Any], ...]
 
 
 def patch(
@@ -56,7 +36,7 @@ def patch(
     accum_dtype: torch.dtype | None = None,
     chunk_tokens: int | None = None,
     memory_budget: int | None = None,
-) -> Patch:
+) -> models.Patch:
     """Let `causal_lm_loss` compute the training loss of transformers' language models, without their logits.
 
     Called in training mode and with labels, a patched model returns that loss, and `logits=None`, with a warning the first
@@ -83,12 +63,13 @@ def patch(
     Source: transformers, `models/*/modeling_*.py` and `loss/loss_utils.py`.
     """
     arguments.flags(evaluation=evaluation, keep_logits=keep_logits)
-    check_values(Options(accum_dtype=accum_dtype, chunk_tokens=chunk_tokens, memory_budget=memory_budget))
-    options = _Options(evaluation, keep_logits, accum_dtype, chunk_tokens, memory_budget)
-    return swap_classes(model, "npu_fused_linear_cross_entropy", lambda module: _recognise(module, options))
+    of_loss = {"accum_dtype": accum_dtype, "chunk_tokens": chunk_tokens, "memory_budget": memory_budget}
+    check_values(Options(**of_loss))  # type: ignore[arg-type]
+    options = _Options(evaluation, keep_logits, tuple(of_loss.items()))
+    return models.swap_classes(model, "npu_fused_linear_cross_entropy", lambda module: _recognise(module, options))
 
 
-def _recognise(module: nn.Module, options: _Options) -> Replacement | str | None:
+def _recognise(module: nn.Module, options: _Options) -> models.Replacement | str | None:
     if isinstance(module, _Patched):
         return "it is patched already"
     if not type(module).__name__.endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")):
@@ -96,7 +77,7 @@ def _recognise(module: nn.Module, options: _Options) -> Replacement | str | None
     own = inspect.getattr_static(module, "loss_function", None)
     if own is None and "loss_function" not in module._modules:  # PEFT's wrapper has that of the model inside
         return None if hasattr(module, "loss_function") else f"{_UNKNOWN}: it has no loss_function"
-    if reason := obstacle(module):
+    if reason := models.obstacle(module):
         return reason
     head = getattr(module, "get_output_embeddings", lambda: getattr(module, "lm_head", None))()
     name = next((name for name, child in module.named_modules() if child is head and name), None)
@@ -104,7 +85,7 @@ def _recognise(module: nn.Module, options: _Options) -> Replacement | str | None
         return f"{_UNKNOWN}: it has no output embeddings of its own"
     if reason := _other_head(head, name):
         return reason
-    with undisturbed():
+    with models.undisturbed():
         made = _logits_of_loss_function(module, name, own, options.evaluation)
         if isinstance(made, str):
             if not _Probe(module, name).calls_cross_entropy():
@@ -113,7 +94,7 @@ def _recognise(module: nn.Module, options: _Options) -> Replacement | str | None
     logits = "" if options.keep_logits else "; logits are None then, with keep_logits=True they are kept"
     ours = "fused_linear_cross_entropy" if made.in_forward else "causal_lm_loss"
     when = "" if options.evaluation else " in training"
-    return Replacement(_patched(type(module), options, made), f"{ours}, with labels{when}{logits}")
+    return models.Replacement(_patched(type(module), options, made), f"{ours}, with labels{when}{logits}")
 
 
 _UNKNOWN = "no language model that is known"
@@ -241,7 +222,7 @@ class _Probe:
         if loss is None:  # rows of logits: a bias among the buffers may have any values, and may have none yet
             buffers = self._model._buffers.items()
             vars(twin)["_buffers"] = {name: None if each is None else torch.zeros(each.shape) for name, each in buffers}
-        names, tokens = names_of(known.forward), self._tokens
+        names, tokens = models.names_of(known.forward), self._tokens
         given = {"input_ids": tokens, "decoder_input_ids": tokens, "labels": tokens, "output_router_logits": False}
         given = {name: each for name, each in given.items() if name in names}
         return known.forward(twin, **given, return_dict=True)
@@ -396,7 +377,7 @@ class _Product(NamedTuple):
     bias: Tensor | None
 
 
-class _Patched(Derived):
+class _Patched(models.Derived):
     options: _Options
     made: _Logits
     _products: dict[int, _Product | None]  # of the calls that are fused now, by their threads
@@ -415,16 +396,7 @@ class _Patched(Derived):
 
     def _loss_of_rows(self, product: _Product, rows: Tensor, added: Tensor | None, target: Tensor, **options: Any) -> Tensor:
         bias = product.bias if added is None else added if product.bias is None else product.bias + added
-        loss = fused_linear_cross_entropy(
-            rows,
-            product.weight,
-            target,
-            bias,
-            **options,
-            accum_dtype=self.options.accum_dtype,
-            chunk_tokens=self.options.chunk_tokens,
-            memory_budget=self.options.memory_budget,
-        )
+        loss = fused_linear_cross_entropy(rows, product.weight, target, bias, **options, **dict(self.options.of_loss))
         assert isinstance(loss, Tensor)
         return loss if torch.is_autocast_enabled(rows.device.type) else loss.to(rows.dtype)  # as torch's cross entropy
 
@@ -452,9 +424,7 @@ class _Patched(Derived):
             bias,
             softcap=self.made.softcap,
             logit_scale=self.made.logit_scale,
-            accum_dtype=self.options.accum_dtype,
-            chunk_tokens=self.options.chunk_tokens,
-            memory_budget=self.options.memory_budget,
+            **dict(self.options.of_loss),
         )
 
 
@@ -476,7 +446,7 @@ def _patched(known: type[Any], options: _Options, made: _Logits) -> type[nn.Modu
     }
     if "." not in made.head:
         attributes[made.head] = property(_head_of)
-    return derived(known.__name__, (_Patched, known), attributes, _patched, known, options, made)
+    return models.derived(known.__name__, (_Patched, known), attributes, _patched, known, options, made)
 
 
 @as_constant
@@ -513,9 +483,9 @@ def _with_stand_in(model: Any) -> Iterator[None]:
 
 
 def _with_fused_loss(known: type[Any]) -> Any:
-    @with_signature_of(known)
+    @models.with_signature_of(known)
     def forward(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        given = by_name(known.forward, arguments, keywords)
+        given = models.by_name(known.forward, arguments, keywords)
         if not _fuses(self, known, given):
             return known.forward(self, *arguments, **keywords)
         as_dict = given.pop("return_dict", None)
@@ -548,11 +518,11 @@ def _fuses(model: Any, known: type[Any], given: dict[str, Any]) -> bool:
         reason = "it is compiled, and its head or its loss is where compilers do not follow ours"
     else:
         reason = _other_cross_entropy() if model.made.in_forward else _other_loss(known, model.loss_function)
-    reason = reason or _hooks_above(model, name) or called_otherwise(head, name, nn.Linear)
+    reason = reason or _hooks_above(model, name) or models.called_otherwise(head, name, nn.Linear)
     if reason is not None:  # such a head may have no weight
-        return stands_for(model, known, reason, labels=given["labels"])
+        return models.stands_for(model, known, reason, labels=given["labels"])
     tensors = {each: given.get(each) for each in ("labels", "input_ids", "inputs_embeds")}
-    return stands_for(model, known, **{f"{name}.weight": head.weight, f"{name}.bias": head.bias}, **tensors)
+    return models.stands_for(model, known, **{f"{name}.weight": head.weight, f"{name}.bias": head.bias}, **tensors)
 
 
 def _hooks_above(model: nn.Module, name: str) -> str | None:
@@ -560,16 +530,16 @@ def _hooks_above(model: nn.Module, name: str) -> str | None:
     path = name.split(".")[:-1]
     for length in range(1, len(path) + 1):
         above = ".".join(path[:length])
-        if other := more_than_forward(model.get_submodule(above)):
+        if other := models.more_than_forward(model.get_submodule(above)):
             return f"the call of its {above} is not its forward alone: {other}"
     return None
 
 
 def _other_head(head: Any, name: str) -> str | None:
     """Why a call of a head is not the product with its weight that we compute; None if it is."""
-    if reason := called_otherwise(head, name, nn.Linear):
+    if reason := models.called_otherwise(head, name, nn.Linear):
         return reason
-    return other_kind(f"{name}.weight", head.weight) or other_kind(f"{name}.bias", head.bias)
+    return models.other_kind(f"{name}.weight", head.weight) or models.other_kind(f"{name}.bias", head.bias)
 
 
 @as_constant
@@ -578,18 +548,19 @@ def _other_loss(known: type[Any], function: Any) -> str | None:
     name = getattr(function, "__name__", type(function).__name__)
     if name != _LOSS:
         return f"its loss function is {name} and not {_LOSS}"
-    if not is_made_by_hand(known):
-        if not from_package(function, "transformers"):
+    if not models.is_made_by_hand(known):
+        if not models.from_package(function, "transformers"):
             return f"its loss function is not the {_LOSS} of transformers"
         calls = function.__globals__.get("fixed_cross_entropy")
-        if calls is not None and not from_package(calls, "transformers"):
+        if calls is not None and not models.from_package(calls, "transformers"):
             return "the fixed_cross_entropy of transformers was replaced"
     return _other_cross_entropy()
 
 
 @as_constant
 def _other_cross_entropy() -> str | None:
-    return None if from_package(nn.functional.cross_entropy, "torch") else "torch.nn.functional.cross_entropy was replaced"
+    is_of_torch = models.from_package(nn.functional.cross_entropy, "torch")
+    return None if is_of_torch else "torch.nn.functional.cross_entropy was replaced"
 
 
 _without_logits: set[str] = set()

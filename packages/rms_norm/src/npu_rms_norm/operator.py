@@ -12,16 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from npu_tiling.dispatch import (
-    Function,
-    OperatorLibrary,
-    apply,
-    forward_mode,
-    is_batched,
-    is_in_transform,
-    needs_gradient,
-    outer_levels,
-)
+from npu_tiling import dispatch
 from npu_tiling.operators import Operator
 from npu_tiling.rows import may_overlap
 from torch import Tensor
@@ -29,7 +20,7 @@ from torch import Tensor
 from . import reference
 from .call import QK, Backward, Forward, QKBackward
 
-LIBRARY = OperatorLibrary("npu_rms_norm")
+LIBRARY = dispatch.OperatorLibrary("npu_rms_norm")
 
 
 FORWARD = Operator(
@@ -82,7 +73,7 @@ QK_BACKWARD = Operator(
 )
 
 
-class _RMSNorm(Function):
+class _RMSNorm(dispatch.Function):
     """Autograd of `rms_norm`. Where y is quantised, the sum alone has a gradient; else rstd is saved for the backward."""
 
     @staticmethod
@@ -140,14 +131,14 @@ def _gradients(
         need_dbias=need_bias,
     )
     in_place = ctx.call.in_place and need_x and gate is None and dy.dtype == x.dtype
-    in_place = in_place and not may_overlap(dy) and not is_batched(dy)
-    if in_place and not torch.is_grad_enabled() and not forward_mode(call):
+    in_place = in_place and not may_overlap(dy) and not dispatch.is_batched(dy)
+    if in_place and not torch.is_grad_enabled() and not dispatch.forward_mode(call):
         return dy, None, *BACKWARD_.below_autograd(call)
     gradients: tuple[Tensor | None, ...] = BACKWARD(call)
     return gradients
 
 
-class _QKRMSNorm(Function):
+class _QKRMSNorm(dispatch.Function):
     """Autograd of `qkv` (with_v) and of `qk_rms_norm`."""
 
     @staticmethod
@@ -158,7 +149,7 @@ class _QKRMSNorm(Function):
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(q_rstd, k_rstd)
         ctx.save_for_backward(*tensors, q_rstd, k_rstd)
-        with outer_levels() if is_in_transform() else contextlib.nullcontext():
+        with dispatch.outer_levels() if dispatch.is_in_transform() else contextlib.nullcontext():
             v = reference.values(qkv, *heads) if with_v else None
         return q, k, q_rstd, k_rstd, v
 
@@ -173,19 +164,19 @@ class _QKRMSNorm(Function):
 
 
 def _with_gradient(run: Any, *arguments: Any) -> Any:
-    return apply(_RMSNorm, run, *arguments[:5], arguments[5:])
+    return dispatch.apply(_RMSNorm, run, *arguments[:5], arguments[5:])
 
 
 def _qk_with_gradient(run: Any, *arguments: Any) -> Any:
-    q, k, q_rstd, k_rstd, _ = apply(_QKRMSNorm, run, *arguments[:-1], False)
+    q, k, q_rstd, k_rstd, _ = dispatch.apply(_QKRMSNorm, run, *arguments[:-1], False)
     return q, k, q_rstd, k_rstd
 
 
 def _qkv(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     qkv, _, _, n_heads, n_kv_heads = arguments[:5]
-    if needs_gradient((qkv,)) and not forward_mode(arguments):
+    if dispatch.needs_gradient((qkv,)) and not dispatch.forward_mode(arguments):
         run = partial(LIBRARY.below_autograd, "qk_rms_norm")
-        q, k, _, _, v = apply(_QKRMSNorm, run, *arguments, True)
+        q, k, _, _, v = dispatch.apply(_QKRMSNorm, run, *arguments, True)
         return q, k, v
     save_rstd = False  # `_QKRMSNorm` sets it where autograd records the call
     q, k, *_ = QK_FORWARD(QK._make((*arguments, save_rstd)))

@@ -16,21 +16,9 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
+from npu_tiling import models
 from npu_tiling.calls import statistics_dtype
 from npu_tiling.dispatch import as_constant, is_autocast, is_cast_by_autocast
-from npu_tiling.models import (
-    Derived,
-    Patch,
-    Replacement,
-    derived,
-    in_order,
-    obstacle,
-    replaced_forward,
-    stands_for,
-    swap_classes,
-    undisturbed,
-    with_signature_of,
-)
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -111,7 +99,7 @@ GEMMA = Formula(_variants(Variant("gemma", 1.0)), "eps")
 TORCH = Formula(_variants(Variant("gemma")), "eps", under_autocast=_variants(Variant("gemma", dtype=torch.float32)))
 
 
-def patch(model: nn.Module) -> Patch:
+def patch(model: nn.Module) -> models.Patch:
     """Let `rms_norm` and `gated_rms_norm` compute the RMSNorms of a model, whatever their classes are called.
 
     Each module gets a class derived from its own, whose forward calls `rms_norm` with that class's roundings and eps;
@@ -136,10 +124,10 @@ def patch(model: nn.Module) -> Patch:
 
     Source: transformers, `models/*/modeling_*.py`.
     """
-    return swap_classes(model, "npu_rms_norm", _recognise)
+    return models.swap_classes(model, "npu_rms_norm", _recognise)
 
 
-def _recognise(module: nn.Module) -> Replacement | str | None:
+def _recognise(module: nn.Module) -> models.Replacement | str | None:
     known = type(module)
     if isinstance(module, _Patched):
         return "it is patched already"
@@ -148,10 +136,10 @@ def _recognise(module: nn.Module) -> Replacement | str | None:
     is_called_norm = "norm" in known.__name__.lower()
     if not is_called_norm and not _may_be_a_norm(module):
         return None
-    found = obstacle(module) or recognised(module)
+    found = models.obstacle(module) or recognised(module)
     if isinstance(found, str):
         return found if is_called_norm else None
-    return Replacement(_patched(known, found), str(found.variants[0][1]))
+    return models.Replacement(_patched(known, found), str(found.variants[0][1]))
 
 
 def _may_be_a_norm(module: nn.Module) -> bool:
@@ -213,26 +201,26 @@ def _in_groups(tensor: Tensor | None, groups: tuple[int, int]) -> Tensor | None:
     return None if tensor is None else tensor.unflatten(-1, groups)
 
 
-class _Patched(Derived):
+class _Patched(models.Derived):
     pass
 
 
 def _patched(known: Any, formula: Formula) -> type[nn.Module]:
-    @with_signature_of(known)
+    @models.with_signature_of(known)
     def forward(self: Any, *arguments: Any, **keywords: Any) -> Tensor:
-        given = in_order(known.forward, arguments, keywords)
+        given = models.in_order(known.forward, arguments, keywords)
         if len(given) in (1, 2):
             x, gate = given if len(given) == 2 else (*given, None)
             weight = None if formula.weight is None else getattr(self, formula.weight)
-            if stands_for(self, known, input=x, gate=gate, weight=weight):
+            if models.stands_for(self, known, input=x, gate=gate, weight=weight):
                 y = applied(formula, self, x, gate)
                 if y is not None:
                     return y
-                stands_for(self, known, f"its settings have changed, or it rounds {x.dtype} and its weight otherwise")
+                models.stands_for(self, known, f"its settings have changed, or it rounds {x.dtype} and its weight otherwise")
         original: Tensor = known.forward(self, *arguments, **keywords)
         return original
 
-    return derived(f"Npu{known.__name__}", (_Patched, known), {"forward": forward}, _patched, known, formula)
+    return models.derived(f"Npu{known.__name__}", (_Patched, known), {"forward": forward}, _patched, known, formula)
 
 
 def formula_of(known: Any) -> Formula | None:
@@ -269,7 +257,7 @@ def recognised(norm: nn.Module) -> Formula | str:
         return f"it normalises over {len(norm.normalized_shape)} dimensions, and rms_norm over one"
     if next(norm.children(), None) is not None:
         return "no RMSNorm that is known: it has modules of its own"
-    if reason := replaced_forward(known):
+    if reason := models.replaced_forward(known):
         return reason
     tensors = {name: each for own in (norm._parameters, norm._buffers) for name, each in own.items() if each is not None}
     if len(tensors) > 1 or any(each.dim() != 1 for each in tensors.values()):
@@ -282,7 +270,7 @@ def recognised(norm: nn.Module) -> Formula | str:
     except TypeError:
         return "no RMSNorm that is known: its attributes are more than numbers and names"
     if key not in _recognised:
-        with undisturbed():
+        with models.undisturbed():
             _recognised[key] = _Probe(norm, next(iter(tensors), None), widths[0], settings).formula()
     return _recognised[key]
 

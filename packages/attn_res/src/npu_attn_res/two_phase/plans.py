@@ -43,15 +43,7 @@ from ..plans import FP32, forward, gradient_of_h, gradients, gradients_from_dg, 
 from ..records import Forward
 from ..shape import Shape, Task
 from ..sources import at_one_stride, sources_of, stride_of, whole_rows, widest
-from .operator import (
-    Merge,
-    MergeBackward,
-    Phase1,
-    Phase1Backward,
-    compute_merge,
-    compute_merge_backward_of_h,
-    transposed,
-)
+from . import operator
 
 # Several layers read every source once for all of them. On Ascend two passes over blocks of columns (../kernels.py) take
 # less: the vector unit is the busiest part there, and an online softmax rescales the sums of all layers for every source.
@@ -168,7 +160,7 @@ def attn_res_merge_backward_kernel(
         store_partial_sum(p_dg, b_dg, D, BLOCK_D)
 
 
-def phase1(p: Plan, call: Phase1) -> tuple[Any, ...]:
+def phase1(p: Plan, call: operator.Phase1) -> tuple[Any, ...]:
     """o [T, S, D], lse [S, T], s [N, T, S] and r [N, T]; None for s and r unless `save`."""
     n_layers, on_cuda, wanted = call.queries.shape[0], p.chip.kind == "cuda", call.results()
     if not wanted["o"] or 0 in wanted["o"].shape:
@@ -188,7 +180,7 @@ def phase1(p: Plan, call: Phase1) -> tuple[Any, ...]:
     if tiling is None:
         score, rstd, lse = weighted_sum(p, v, call.queries, call.rms_weight, call.eps, o)
         statistics = (score, rstd) if call.save else (None, None)
-        return o, p.torch(transposed, lse, makes=wanted["lse"]), *statistics
+        return o, p.torch(operator.transposed, lse, makes=wanted["lse"]), *statistics
     lse = p.new(Empty((v.n_tokens, n_layers), FP32))
     score, rstd = p.new(wanted["score"]), p.new(wanted["rstd"])
     p.launch(
@@ -211,10 +203,10 @@ def phase1(p: Plan, call: Phase1) -> tuple[Any, ...]:
             "eps": call.eps,
         },
     )
-    return o, p.torch(transposed, lse, makes=wanted["lse"]), score, rstd
+    return o, p.torch(operator.transposed, lse, makes=wanted["lse"]), score, rstd
 
 
-def _of_one_layer(p: Plan, call: Phase1) -> tuple[Any, ...]:
+def _of_one_layer(p: Plan, call: operator.Phase1) -> tuple[Any, ...]:
     """The first phase of one layer is `attn_res` with an h that is not rounded."""
     weights: list[Any] = [call.queries, call.rms_weight]
     query, rms_weight = (p.view(each, each.shape[-1:], each.strides[-1:]) for each in weights)  # [1, D] or [D] as [D]
@@ -241,7 +233,7 @@ def _of_one_layer(p: Plan, call: Phase1) -> tuple[Any, ...]:
     return o, lse, *((p.view(score, (*score.shape, 1), (n_tokens, 1, 1)), rstd) if call.save else (None, None))
 
 
-def phase1_backward(p: Plan, call: Phase1Backward) -> tuple[Any, ...]:
+def phase1_backward(p: Plan, call: operator.Phase1Backward) -> tuple[Any, ...]:
     """The gradients of blocks, queries and rms_weight, None for those that are not needed."""
     wanted = call.results()
     dblocks = [p.new(each) for each in wanted["dblocks"]]
@@ -257,7 +249,7 @@ def phase1_backward(p: Plan, call: Phase1Backward) -> tuple[Any, ...]:
     return dblocks, *gradients(p, v, do, call.score, call.rstd, call.dlse, weights, call.need_weights)
 
 
-def merge(p: Plan, call: Merge) -> tuple[Any, ...]:
+def merge(p: Plan, call: operator.Merge) -> tuple[Any, ...]:
     """h, its RMSNorm and the new prefix [..., D], and s, r and 1 / rms(h) [T]; None for what is not asked for."""
     wanted = call.results()
     results = {name: p.new(each) for name, each in wanted.items()}
@@ -273,7 +265,7 @@ def merge(p: Plan, call: Merge) -> tuple[Any, ...]:
     )
     tiling = whole_rows(p, shape)
     if tiling is None:
-        made: tuple[Any, ...] = p.torch(compute_merge, call, makes=[*wanted.values()])
+        made: tuple[Any, ...] = p.torch(operator.compute_merge, call, makes=[*wanted.values()])
         return made
     p.launch(
         attn_res_merge_kernel,
@@ -301,7 +293,7 @@ def merge(p: Plan, call: Merge) -> tuple[Any, ...]:
     return tuple(results.values())
 
 
-def merge_backward(p: Plan, call: MergeBackward) -> tuple[Any, ...]:
+def merge_backward(p: Plan, call: operator.MergeBackward) -> tuple[Any, ...]:
     """The gradients of o, lse, the prefix, query, rms_weight and output_rms_weight."""
     dh, dweight = gradient_of_h(p, call)
     wanted, n_tokens = call.results(), call.lse.numel()
@@ -317,7 +309,7 @@ def merge_backward(p: Plan, call: MergeBackward) -> tuple[Any, ...]:
     tiling = whole_rows(p, shape)
     if tiling is None:
         makes = [wanted[name] for name in (*names, "dquery", "drms_weight")]
-        return *p.torch(compute_merge_backward_of_h, call, dh, makes=makes), dweight
+        return *p.torch(operator.compute_merge_backward_of_h, call, dh, makes=makes), dweight
     grid, query, norm = tiling.grid(n_tokens), p.contiguous(call.query), p.contiguous(call.rms_weight)
     needs_dg = call.need_weights[0] or call.need_weights[1]
     dg = p.new(Empty((grid, width), FP32) if needs_dg else None)

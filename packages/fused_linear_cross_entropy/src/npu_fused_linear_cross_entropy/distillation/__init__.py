@@ -17,32 +17,10 @@ from npu_tiling.dispatch import is_autocast
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from .. import checks, tokens
 from ..call import Distillation, DistillationLoss, DistillationOptions, LogProbs, replaced, whole_shape
-from ..checks import (
-    Part,
-    Teacher,
-    adapted,
-    as_labels,
-    autocast,
-    check_distillation,
-    check_hard_weight,
-    check_target,
-    check_weight_grad,
-    checked_options,
-    checked_teacher,
-)
 from ..log_probs import linear_log_probs
 from ..operator import DISTILLATION
-from ..tokens import (
-    are_columns,
-    are_counted,
-    can_be_read,
-    check_columns,
-    check_counted,
-    checked_token_weight,
-    of_counted_tokens,
-    total_weight,
-)
 
 # Options of a distillation that `linear_log_probs` has too.
 _SCORES = ("ignore_index", "softcap", "logit_scale", "accum_dtype", "chunk_tokens", "memory_budget", "sequence_parallel")
@@ -54,7 +32,7 @@ def linear_distillation_loss(
     target: Tensor | None = None,
     bias: Tensor | None = None,
     *,
-    teacher: Teacher | tuple[Tensor, ...] | None = None,
+    teacher: checks.Teacher | tuple[Tensor, ...] | None = None,
     teacher_probs: Tensor | None = None,
     teacher_top_k: tuple[Tensor, Tensor] | None = None,
     divergence: str = "forward_kl",
@@ -142,7 +120,8 @@ def linear_distillation_loss(
     Source: Hinton et al., "Distilling the Knowledge in a Neural Network", arXiv 1503.02531; Agarwal et al., "On-Policy
     Distillation of Language Models", arXiv 2306.13649; chunks: Hsu et al., "Liger Kernel", arXiv 2410.10989.
     """
-    given, part = checked_teacher(teacher, teacher_probs, teacher_top_k), Part(process_group, vocab_range, vocab_size)
+    given = checks.checked_teacher(teacher, teacher_probs, teacher_top_k)
+    part = checks.Part(process_group, vocab_range, vocab_size)
     options = DistillationOptions(
         divergence=divergence,
         beta=beta,
@@ -167,16 +146,16 @@ def linear_distillation_loss(
     if given is not None and is_plain and is_whole and not (isinstance(x, Tensor) and is_autocast(x)):
         heads = (given.x, given.weight, given.bias)
         call = Distillation(x, weight, target, bias, *heads, None, None, None, None, options)
-        known = DISTILLATION.forward.if_checked(check_distillation, call)
+        known = DISTILLATION.forward.if_checked(checks.check_distillation, call)
         if known is not None:
             return DistillationLoss(*known[: DISTILLATION.outputs]) if return_parts else known[0]
-    target = as_labels(target)
-    options = replaced(options, accum_dtype=check_weight_grad(weight_grad, weight, accum_dtype))
-    options = checked_options(weight, part, options)
+    target = checks.as_labels(target)
+    options = replaced(options, accum_dtype=checks.check_weight_grad(weight_grad, weight, accum_dtype))
+    options = checks.checked_options(weight, part, options)
     each = None
     if token_weight is not None:
         arguments.tensor("x", x)
-        each = checked_token_weight(token_weight, x, whole_shape(x, options))
+        each = tokens.checked_token_weight(token_weight, x, whole_shape(x, options))
 
     def run(
         x: Tensor,
@@ -192,14 +171,14 @@ def linear_distillation_loss(
         if ids is not None and log_q is not None:
             more = {"weight_grad": weight_grad, "adapter": of_adapter}
             return DistillationLoss(*distill_top_k(x, weight, target, bias, ids, log_q, each, options, part, **more))
-        x, own_weight, own_bias, frozen = adapted(x, weight, bias, of_adapter, weight_grad)
+        x, own_weight, own_bias, frozen = checks.adapted(x, weight, bias, of_adapter, weight_grad)
         heads: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
         if teacher_x is not None and given is not None:
-            heads = autocast(teacher_x, given.weight.detach(), None if given.bias is None else given.bias.detach())
+            heads = checks.autocast(teacher_x, given.weight.detach(), None if given.bias is None else given.bias.detach())
         student = (x, own_weight, target, own_bias)
         call = Distillation(*student, *heads, probs, each, frozen, weight_grad, options)
-        check_distillation(call)
-        return DistillationLoss(*DISTILLATION.forward(call, check_distillation)[: DISTILLATION.outputs])
+        checks.check_distillation(call)
+        return DistillationLoss(*DISTILLATION.forward(call, checks.check_distillation)[: DISTILLATION.outputs])
 
     u = None if adapter is None else arguments.pair("adapter", adapter, "(u, b)")[0]
     probs = None if teacher_probs is None else teacher_probs.detach()
@@ -221,17 +200,17 @@ def _of_counted(
 ) -> DistillationLoss:
     if target is None:
         raise ValueError("counted_tokens must be left out where target is None.")
-    check_counted(counted, target, options)
+    tokens.check_counted(counted, target, options)
     exact = statistics_dtype(x.dtype)
 
     def run_or_nan(
         x: Tensor, target: Tensor, u: Tensor | None, each: Tensor | None, *of_tokens: Tensor | None
     ) -> DistillationLoss:
         """A wrong count is noted as a target outside the vocabulary. Without a hard weight none is read: NaN says it."""
-        wrong = are_counted(target, options.ignore_index) & ~are_columns(target, 0, options.vocab_size)
+        wrong = tokens.are_counted(target, options.ignore_index) & ~tokens.are_columns(target, 0, options.vocab_size)
         return run(x, target, u, torch.where(wrong, torch.nan, 1.0 if each is None else each).to(exact), *of_tokens)
 
-    found: DistillationLoss = of_counted_tokens(
+    found: DistillationLoss = tokens.of_counted_tokens(
         run_or_nan, x, target, options, counted, others, must_be_columns=options.hard_weight != 0.0
     )
     return found
@@ -246,7 +225,7 @@ def distill_top_k(
     log_q: Tensor,
     each: Tensor | None,
     options: DistillationOptions,
-    part: Part,
+    part: checks.Part,
     **scored: Any,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The loss and its two parts; see `linear_distillation_loss`. `scored`: more arguments of `linear_log_probs`."""
@@ -261,21 +240,21 @@ def distill_top_k(
         raise TypeError(f"teacher_top_k[1] is {log_q.dtype} and must be floating point.")
     arguments.shape("teacher_top_k[0]", ids, (*whole_shape(x, options), *ids.shape[-1:]))
     arguments.shape("teacher_top_k[1]", log_q, ids.shape)
-    check_hard_weight(target, options)
-    live = are_counted(ids, ignored) & (log_q != -torch.inf)
+    checks.check_hard_weight(target, options)
+    live = tokens.are_counted(ids, ignored) & (log_q != -torch.inf)
     if target is None:
         counted = torch.ones(ids.shape[:-1], dtype=torch.bool, device=ids.device)
     else:
-        check_target(target, x, options)
-        counted = are_counted(target, ignored)
+        checks.check_target(target, x, options)
+        counted = tokens.are_counted(target, ignored)
         live = live & counted.unsqueeze(-1)
         each = None if each is None else torch.where(counted, each, 0.0)
     ids, log_q = torch.where(live, ids.long(), ignored), torch.where(live, log_q.detach(), -torch.inf)
-    if can_be_read(ids):
-        check_columns("teacher_top_k[0]", ids, options)
+    if tokens.can_be_read(ids):
+        tokens.check_columns("teacher_top_k[0]", ids, options)
     scores: dict[str, Any] = {name: getattr(options, name) for name in _SCORES} | {
         **scored,
-        **dict(zip(Part._fields, part, strict=True)),
+        **dict(zip(checks.Part._fields, part, strict=True)),
     }
     is_shared = options.hard_weight and options.temperature == 1.0
     found = linear_log_probs(
@@ -293,7 +272,7 @@ def distill_top_k(
         hard = -of_target
     divisor: Tensor | int = 1
     if options.reduction == "mean":
-        divisor = counted.sum().clamp_min(1) if each is None else total_weight(each)
+        divisor = counted.sum().clamp_min(1) if each is None else tokens.total_weight(each)
 
     def reduced(rows: Tensor) -> Tensor:
         rows = torch.where(counted, rows if each is None else rows * each, 0.0)
