@@ -36,7 +36,6 @@ FORWARD = Operator(
     RESULTS,
     plan=f"{__package__}.plans:forward",
     reference=reference.compute_forward,
-    flops=Forward.flops,
     fixed={"append": False, "in_place": False},
     forward_mode=True,
     batched=True,
@@ -48,7 +47,6 @@ UPDATE = Operator(
     RESULTS,
     plan=f"{__package__}.plans:forward",
     reference=reference.compute_forward,
-    flops=Forward.flops,
     writes=["blocks", "prefix"],
 )
 BACKWARD = Operator(
@@ -58,7 +56,6 @@ BACKWARD = Operator(
     ["dblocks", "dprefix_sum", *DWEIGHTS],
     plan=f"{__package__}.plans:backward",
     reference=reference.compute_backward,
-    flops=Backward.flops,
     lists=["dblocks"],
     forward_mode=True,
     batched=True,

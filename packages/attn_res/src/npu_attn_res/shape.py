@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import ceil
@@ -69,19 +68,8 @@ class Shape:
         return f"attn_res {self.task.value}{', with a prefix' if self.prefix else ''}"
 
 
-KERNEL_OF_TASK = {
-    Task.MERGE: "attn_res_merge_kernel",
-    Task.MERGE_BACKWARD: "attn_res_merge_backward_kernel",
-    Task.NORM_BACKWARD: "attn_res_norm_backward_kernel",
-    Task.PRODUCTS: "attn_res_products_kernel",
-    Task.WEIGHTED_SUM: "attn_res_weighted_sum_kernel",
-    Task.GRADIENT: "attn_res_gradient_kernel",
-}
-"""Kernels that both chips have."""
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
-class TokenTiling(Tiling, ABC):
+class TokenTiling(Tiling):
     """How a launch is tiled.
 
     Attributes:
@@ -106,20 +94,15 @@ class TokenTiling(Tiling, ABC):
         """As warnings name it."""
         return f"kernel={self.kernel}, way={self.way}, tile={self.block_m} x {self.block_s} x {self.block_d}"
 
-    @property
-    @abstractmethod
+    @functools.cached_property
     def kernel(self) -> str:
         """The name of the kernel that runs it."""
+        return f"attn_res_{self.shape.task.value.replace(' ', '_')}_kernel"
 
     @property
-    @abstractmethod
     def sizes(self) -> dict[str, Any]:
         """`tl.constexpr` parameters that kernels of this chip alone have."""
-
-    @property
-    @abstractmethod
-    def options(self) -> dict[str, int]:
-        """Compiler options."""
+        return {}
 
     @property
     def constants(self) -> dict[str, Any]:
@@ -133,9 +116,9 @@ class TokenTiling(Tiling, ABC):
         found = self._smaller()
         return None if found is None else replace(found, why="the compiler refused a larger tile")
 
-    @abstractmethod
     def _smaller(self) -> TokenTiling | None:
         """The next smaller tiling of this chip."""
+        raise NotImplementedError
 
     @property
     def programs_per_core(self) -> int:

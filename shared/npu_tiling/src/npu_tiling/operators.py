@@ -76,8 +76,9 @@ class Operator:
             forward_mode: whether PyTorch can differentiate what `reference` does.
             batched: whether `reference` computes for the tensors of torch.func.vmap, or what does in its place; else PyTorch
                 calls the operator for each of them, which it can where no tensors stand in lists.
-            flops: as for `OperatorLibrary.define`, of a record.
+            flops: as for `OperatorLibrary.define`, of a record; None: the record's method of that name, if it has one.
         """
+        flops = flops or getattr(record, "flops", None)
         self.signature = Signature(name, record, results, lists=lists, writes=writes, fixed=fixed)
         self._library, self._write, self._reference = library, plan, reference
         self._key, self._returned = self.signature.key, self.signature.returned

@@ -262,7 +262,7 @@ class Plan:
         function: Any,
         *arguments: Any,
         makes: Empty | Sequence[Empty | None] | None = None,
-        writes: Sequence[Slot] = (),
+        writes: Iterable[Slot | None] = (),
     ) -> Any:
         """Call function(*arguments).
 
@@ -270,17 +270,18 @@ class Plan:
             function: returns one tensor, several, or nothing.
             arguments: slots, lists and records of slots, and constants.
             makes: what it returns; a sequence where that is several tensors, with None for those that are None.
-            writes: those arguments that it writes to, and may read.
+            writes: those arguments that it writes to, and may read; None for none.
 
         Returns:
             A slot, or a tuple of slots, for what it makes.
         """
+        written = tuple(filter(None, writes))
         self._check_order(
-            [each for each in arguments if each is None or type(each) is not Slot or each not in writes], writes
+            [each for each in arguments if each is None or type(each) is not Slot or each not in written], written
         )
         wanted: Sequence[Empty | None] = [makes] if isinstance(makes, Empty) else makes or []
         made = tuple([None if each is None else self._slot(each) for each in wanted])
-        self.steps.append(Torch(function, arguments, made, tuple(writes), _origin()))
+        self.steps.append(Torch(function, arguments, made, written, _origin()))
         return made[0] if isinstance(makes, Empty) else made
 
     def contiguous(self, slot: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from npu_tiling import Block, Device, Tile, TileTooLargeError, UnifiedBufferError, fit, footprint
 from npu_tiling.budget import FP32, INT32_END, equal_blocks, here, round_up
 
-from ..shape import KERNEL_OF_TASK, Shape, Task, TokenTiling
+from ..shape import Shape, Task, TokenTiling
 
 
 class Way(Enum):
@@ -190,12 +190,11 @@ class AscendTiling(TokenTiling):
 
     @functools.cached_property
     def kernel(self) -> str:
-        task = self.shape.task
-        if task == Task.FORWARD:
-            return "attn_res_forward_prefetch_kernel" if self.way.ahead else "attn_res_forward_kernel"
-        if task == Task.BACKWARD:
-            return "attn_res_backward_row_kernel" if self.shape.by_token else "attn_res_backward_kernel"
-        return KERNEL_OF_TASK[task]
+        if self.shape.task == Task.FORWARD and self.way.ahead:
+            return "attn_res_forward_prefetch_kernel"
+        if self.shape.task == Task.BACKWARD and self.shape.by_token:
+            return "attn_res_backward_row_kernel"
+        return super().kernel
 
     @property
     def sizes(self) -> dict[str, Any]:

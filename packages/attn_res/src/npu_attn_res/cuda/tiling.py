@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from npu_tiling import ALL_TILES, Device
 from npu_tiling.budget import WARP, equal_chunks, here, power_of_two, register_cap, row_options
 
-from ..shape import KERNEL_OF_TASK, Shape, Task, TokenTiling
+from ..shape import Shape, Task, TokenTiling
 
 
 class Way(Enum):
@@ -158,7 +158,7 @@ class CudaTiling(TokenTiling):
             Task.BACKWARD: f"attn_res_backward_{'shared' if self.cooperating else 'sources'}_kernel",
             Task.LAYERS: "attn_res_layers_kernel",
         }
-        return (KERNEL_OF_TASK | own)[self.shape.task]
+        return own.get(self.shape.task) or super().kernel
 
     @property
     def sizes(self) -> dict[str, Any]:

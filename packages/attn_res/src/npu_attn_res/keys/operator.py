@@ -150,7 +150,6 @@ KEYS = Operator(
     ["h", "score", "rstd"],
     plan=f"{__package__}.plans:keys",
     reference=compute_keys,
-    flops=Keys.flops,
     forward_mode=True,
 )
 KEYS_BACKWARD = Operator(
@@ -160,7 +159,6 @@ KEYS_BACKWARD = Operator(
     ["dbank", "dprefix", "dquery"],
     plan=f"{__package__}.plans:keys_backward",
     reference=compute_keys_backward,
-    flops=KeysBackward.flops,
     forward_mode=True,
     is_gradient=True,
 )

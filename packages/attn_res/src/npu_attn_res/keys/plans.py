@@ -16,16 +16,16 @@ two stand tiles [ROWS, BLOCK_N]: row i * Q + q is query q of token i, a column i
 """
 
 import dataclasses
-import functools
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any
 
-from npu_tiling import Device, Tile, UnifiedBufferError, fit, footprint, persistent_grid
+from npu_tiling import Device, Tile, UnifiedBufferError, fit, footprint
 from npu_tiling.budget import FP32, INT32_END, Block, equal_blocks, here, power_of_two, round_up, row_options
 from npu_tiling.calls import Empty
 from npu_tiling.device import tl, triton
-from npu_tiling.launch import Tiling
+from npu_tiling.launch import CountTiling
 from npu_tiling.partials import add_partials
 from npu_tiling.plans import Plan
 from npu_tiling.rows import row_stride
@@ -282,76 +282,49 @@ _BYTES = {"forward": (24, 0), "backward": (32, 12)}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class KeysTiling(Tiling):
-    """A tile of the sources of a token.
+class KeysTiling(CountTiling):
+    """A tile of the sources of a token; a program takes `per_program` tokens a turn.
 
     Attributes:
         task: "forward" or "backward".
-        width, queries: D and Q.
-        device: the chip.
-        block_m, block_n, block_d: tokens of a program's turn, and sources and columns of a tile.
-        why: why this tile.
-        decided_at: file and line of the rule.
     """
 
     task: str
-    width: int
-    queries: int
-    device: Device = field(repr=False)
-    block_m: int
-    block_n: int
-    block_d: int
-    why: str = field(default="", compare=False)
-    decided_at: str = field(default="", compare=False)
 
     def __repr__(self) -> str:
         """As warnings name it."""
-        return f"kernel={self.task}, tile={self.block_n} x {self.block_d}, {self.block_m} tokens"
-
-    @property
-    def _is_cuda(self) -> bool:
-        return self.device.kind == "cuda"
-
-    @property
-    def constants(self) -> dict[str, int]:
-        padded = {"ROWS": self.block_m * self.queries, "BLOCK_Q": self.queries}
-        if self._is_cuda:
-            padded = {name: power_of_two(size) for name, size in padded.items()}
-        blocks = {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "BLOCK_D": self.block_d}
-        return {"D": self.width, "Q": self.queries, **blocks, **padded}
+        tile = f"{self.constants['BLOCK_N']} x {self.constants['BLOCK_D']}"
+        return f"kernel={self.task}, tile={tile}, {self.per_program} tokens"
 
     @property
     def options(self) -> dict[str, int]:
-        return row_options(self.block_n, _WARPS) if self._is_cuda else {}
+        return row_options(self.constants["BLOCK_N"], _WARPS) if self.device.kind == "cuda" else {}
 
     @property
     def ub_bytes(self) -> int:
         """Declared bytes of Unified Buffer."""
-        return footprint(_tiles(self, self.block_d), {}, self.device)
+        return footprint(_tiles(self.task, self.constants), {}, self.device)
 
     def tiles(self, n_tokens: int) -> int:
         """Turns that the tokens take, and partial sums."""
-        return ceil(n_tokens / self.block_m)
-
-    def grid(self, n_tokens: int) -> int:
-        return persistent_grid(self.tiles(n_tokens), self.device, per_core=_PER_CORE if self._is_cuda else 1)
+        return ceil(n_tokens / self.per_program)
 
     def smaller(self) -> "KeysTiling | None":
         """Half of the columns, for a compiler that needs more memory on chip than was declared; None at the end."""
-        unit = self.device.ub_align // 2
-        if self.block_d <= unit:
+        unit, columns = self.device.ub_align // 2, self.constants["BLOCK_D"]
+        if columns <= unit:
             return None
-        half = power_of_two(self.block_d) // 2 if self._is_cuda else round_up(ceil(self.block_d / 2), unit)
-        return dataclasses.replace(self, block_d=half, why="the compiler refused a larger tile")
+        half = power_of_two(columns) // 2 if self.device.kind == "cuda" else round_up(ceil(columns / 2), unit)
+        blocks = tuple({**self.constants, "BLOCK_D": half}.items())
+        return dataclasses.replace(self, blocks=blocks, why="the compiler refused a larger tile")
 
 
-def _tiles(tiling: KeysTiling, columns: int | str) -> list[Tile]:
-    of_sources, of_queries = _BYTES[tiling.task]
-    rows = tiling.block_m * tiling.queries
+def _tiles(task: str, blocks: Mapping[str, Any]) -> list[Tile]:
+    of_sources, of_queries = _BYTES[task]
     return [
-        Tile("sources", (tiling.block_n, columns), of_sources),
-        Tile("queries", (tiling.queries, columns), of_queries),
-        Tile("statistics", (rows, round_up(tiling.block_n, 8)), FP32, 10),
+        Tile("sources", (blocks["BLOCK_N"], blocks["BLOCK_D"]), of_sources),
+        Tile("queries", (blocks["Q"], blocks["BLOCK_D"]), of_queries),
+        Tile("statistics", (blocks["ROWS"], round_up(blocks["BLOCK_N"], 8)), FP32, 10),
     ]
 
 
@@ -359,22 +332,34 @@ def choose(task: str, width: int, queries: int, n_blocks: int, itemsize: int, de
     """The widest tile of all sources that fits; None where none does."""
     if n_blocks > MAX_BLOCKS:
         return None
-    make = functools.partial(KeysTiling, task=task, width=width, queries=queries, device=device)
+    blocks: dict[str, Any] = {"D": width, "Q": queries}
     if device.kind == "cuda":
-        block_n = power_of_two(max(2, n_blocks))
-        block_d = min(power_of_two(width), _CUDA_COLUMNS, _CUDA_ELEMENTS // max(block_n, power_of_two(queries)))
-        why = f"at most {_CUDA_ELEMENTS} elements of all sources"
-        return make(block_m=_CUDA_BLOCK_M, block_n=block_n, block_d=block_d, why=why, decided_at=here())
-    unit = device.ub_align // 2
-    padded = round_up(width, unit)
-    tiling = make(block_m=_BLOCK_M, block_n=round_up(max(1, n_blocks), 2), block_d=unit)
-    columns = Block("COLUMNS", min(padded, _COLUMN_BYTES // itemsize), unit, unit)
-    try:
-        largest = fit(_tiles(tiling, "COLUMNS"), (columns,), device)["COLUMNS"]
-    except UnifiedBufferError:
-        return None
-    why = "the most columns of all sources that fit, in equal pieces"
-    return dataclasses.replace(tiling, block_d=equal_blocks(padded, largest, unit), why=why, decided_at=here())
+        block_n, rows = power_of_two(max(2, n_blocks)), power_of_two(queries)
+        block_d = min(power_of_two(width), _CUDA_COLUMNS, _CUDA_ELEMENTS // max(block_n, rows))
+        blocks |= {"BLOCK_M": _CUDA_BLOCK_M, "BLOCK_N": block_n, "BLOCK_D": block_d}
+        blocks |= {"ROWS": power_of_two(_CUDA_BLOCK_M * queries), "BLOCK_Q": rows}
+        why, place, per_core = f"at most {_CUDA_ELEMENTS} elements of all sources", here(), _PER_CORE
+    else:
+        unit = device.ub_align // 2
+        padded = round_up(width, unit)
+        blocks |= {"BLOCK_M": _BLOCK_M, "BLOCK_N": round_up(max(1, n_blocks), 2), "BLOCK_D": "COLUMNS"}
+        blocks |= {"ROWS": _BLOCK_M * queries, "BLOCK_Q": queries}
+        columns = Block("COLUMNS", min(padded, _COLUMN_BYTES // itemsize), unit, unit)
+        try:
+            largest = fit(_tiles(task, blocks), (columns,), device)["COLUMNS"]
+        except UnifiedBufferError:
+            return None
+        blocks["BLOCK_D"] = equal_blocks(padded, largest, unit)
+        why, place, per_core = "the most columns of all sources that fit, in equal pieces", here(), 1
+    return KeysTiling(
+        task=task,
+        device=device,
+        blocks=tuple(blocks.items()),
+        per_program=blocks["BLOCK_M"],
+        per_core=per_core,
+        why=why,
+        decided_at=place,
+    )
 
 
 def keys(p: Plan, call: Keys) -> tuple[Any, ...]:

@@ -232,7 +232,6 @@ PHASE1 = Operator(
     ["o", "lse", "score", "rstd"],
     plan=f"{__package__}.plans:phase1",
     reference=compute_phase1,
-    flops=Phase1.flops,
     forward_mode=True,
     batched=True,
 )
@@ -243,7 +242,6 @@ PHASE1_BACKWARD = Operator(
     ["dblocks", "dqueries", "drms_weight"],
     plan=f"{__package__}.plans:phase1_backward",
     reference=compute_phase1_backward,
-    flops=Phase1Backward.flops,
     lists=["dblocks"],
     forward_mode=True,
     batched=True,
@@ -256,7 +254,6 @@ MERGE = Operator(
     ["h", "y", "new_prefix", "score", "rstd", "norm_rstd"],
     plan=f"{__package__}.plans:merge",
     reference=compute_merge,
-    flops=Merge.flops,
     forward_mode=True,
 )
 MERGE_BACKWARD = Operator(
@@ -266,7 +263,6 @@ MERGE_BACKWARD = Operator(
     ["do", "dlse", "dprefix_sum", *DWEIGHTS],
     plan=f"{__package__}.plans:merge_backward",
     reference=compute_merge_backward,
-    flops=MergeBackward.flops,
     forward_mode=True,
     is_gradient=True,
 )

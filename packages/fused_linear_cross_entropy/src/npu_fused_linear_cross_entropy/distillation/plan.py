@@ -84,8 +84,7 @@ def forward(p: Plan, call: Distillation) -> tuple[Any, ...]:
     losses, facts, gradients, unfinished = _run(p, call, Task.LOSS_AND_GRADIENTS if has_gradients else Task.LOSS, None)
     results = call.results()
     outputs = [p.new(results[name]) for name in ("loss", "soft", "hard")]
-    written = [each for each in outputs if each is not None]
-    p.torch(_write_results, losses, facts, *outputs, call.options, writes=written)
+    p.torch(_write_results, losses, facts, *outputs, call.options, writes=outputs)
     return *outputs, *gradients, unfinished
 
 
@@ -389,4 +388,4 @@ def _logits(raw: Tensor, bias: Tensor | None, scale: float, softcap: float | Non
 def losses_and_gradient(p: Plan, options: DistillationOptions, *slots: Any) -> None:
     """`write_losses_and_gradient` as a step of a plan, as kernels.py adds a launch."""
     gradient, losses = slots[-2:]
-    p.torch(write_losses_and_gradient, *slots, options, writes=[losses] if gradient is None else [gradient, losses])
+    p.torch(write_losses_and_gradient, *slots, options, writes=[gradient, losses])

@@ -158,5 +158,4 @@ def statistics(p: Plan, logits: Any, rates: Any, options: Options, result: Any, 
 
 
 def gradient(p: Plan, logits: Any, rates: Any, options: Options, gradient: Any, coefficients: Any, dots: Any) -> None:
-    writes = [gradient] if dots is None else [gradient, dots]
-    p.torch(write_gradient, logits, rates, gradient, coefficients, dots, options, writes=writes)
+    p.torch(write_gradient, logits, rates, gradient, coefficients, dots, options, writes=[gradient, dots])

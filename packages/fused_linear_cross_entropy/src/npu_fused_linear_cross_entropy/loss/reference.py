@@ -308,23 +308,15 @@ def target_facts(
     factors = p.new(Empty((2, _LANES), exact))
     unfinished = None if dweight_scale is None else p.new(Empty((3,), exact))
     written = (columns, target_weight, factors, unfinished)
-    p.torch(
-        write_target_facts,
-        target,
-        class_weight,
-        divisor,
-        *written,
-        options,
-        dweight_scale,
-        writes=[each for each in written if each is not None],
-    )
+    given = (target, class_weight, divisor, *written, options, dweight_scale)
+    p.torch(write_target_facts, *given, writes=written)
     return TargetFacts(columns, target_weight, factors, row(p, factors, 0 if unfinished is None else 1), unfinished)
 
 
 def losses(p: Plan, facts: TargetFacts, statistics: Any, options: Options, results: Results) -> tuple[Any, ...]:
     names = ("loss", "z_loss", "token_accuracy", "predicted_tokens", "lse", "entropy")
     outputs = tuple(p.new(results[name]) for name in names)
-    p.torch(write_losses, statistics, facts, *outputs, options, writes=[each for each in outputs if each is not None])
+    p.torch(write_losses, statistics, facts, *outputs, options, writes=outputs)
     return outputs
 
 
