@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import npu_tiling
 import pytest
 import torch
-from npu_tiling import SOCS, Device, UnknownDeviceError, device_for, soc, use_device
+from npu_tiling import SOCS, Device, UnknownDeviceError, device_for, dry_run, soc, use_device
 from npu_tiling import chips as detection
 
 
@@ -67,6 +67,16 @@ def test_plain_override_is_for_accelerators_alone(npu):
 def test_override_ends_when_the_block_raises():
     with pytest.raises(ZeroDivisionError), use_device(soc("Ascend910B1"), emulated=True):
         1 / 0  # noqa: B018
+    assert device_for(torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize("block", [use_device, dry_run])
+def test_a_chip_is_no_name(block):
+    with (
+        pytest.raises(TypeError, match=r"'Ascend910B4' must be an npu_tiling\.Device, as npu_tiling\.soc"),
+        block("Ascend910B4"),
+    ):
+        raise AssertionError
     assert device_for(torch.device("cpu")) is None
 
 

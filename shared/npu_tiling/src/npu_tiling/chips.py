@@ -69,35 +69,27 @@ class Device:
 
 
 def _c220(name: str, cube_cores: int, bandwidth: float | None = None, clock_hz: float | None = None) -> Device:
-    return Device(
-        name=name,
-        kind="ascend",
-        arch="dav-c220",
-        vector_cores=2 * cube_cores,
-        cube_cores=cube_cores,
-        ub_bytes=192 * KIB,
-        l1_bytes=512 * KIB,
-        l0a_bytes=64 * KIB,
-        l0b_bytes=64 * KIB,
-        l0c_bytes=128 * KIB,
-        bandwidth=bandwidth,
-        clock_hz=clock_hz,
-        matrix_flops=clock_hz and cube_cores * _CUBE_OPERATIONS * clock_hz,
-    )
+    chip = _ascend(name, "dav-c220", cube_cores, 192 * KIB, 128 * KIB)
+    flops = clock_hz and cube_cores * _CUBE_OPERATIONS * clock_hz
+    return dataclasses.replace(chip, bandwidth=bandwidth, clock_hz=clock_hz, matrix_flops=flops)
 
 
 def _c310(name: str, cube_cores: int) -> Device:
+    return _ascend(name, "dav-c310", cube_cores, 248 * KIB, 256 * KIB)  # 256 KiB of UB less the 8 that the compiler reserves
+
+
+def _ascend(name: str, arch: str, cube_cores: int, ub_bytes: int, l0c_bytes: int) -> Device:
     return Device(
         name=name,
         kind="ascend",
-        arch="dav-c310",
+        arch=arch,
         vector_cores=2 * cube_cores,
         cube_cores=cube_cores,
-        ub_bytes=248 * KIB,  # 256 KiB less the 8 that the compiler reserves
+        ub_bytes=ub_bytes,
         l1_bytes=512 * KIB,
         l0a_bytes=64 * KIB,
         l0b_bytes=64 * KIB,
-        l0c_bytes=256 * KIB,
+        l0c_bytes=l0c_bytes,
     )
 
 
@@ -132,9 +124,8 @@ SOCS: Mapping[str, Device] = MappingProxyType({chip.name: chip for chip in _CHIP
 """Every Ascend chip that tilings know, by SoC name."""
 
 
-def _gpu(
-    name: str, arch: str, cores: int, shared_memory: int, bandwidth: float, clock_hz: float, matrix_flops: float
-) -> Device:
+def _gpu(name: str, arch: str, cores: int, shared_memory: int, *rates: float) -> Device:
+    bandwidth, clock_hz, matrix_flops = rates or (None, None, None)
     return Device(
         name=name,
         kind="cuda",
@@ -209,7 +200,12 @@ def use_device(device: Device, *, emulated: bool = False) -> Iterator[Device]:
         device: the chip to tile for.
         emulated: kernels tiled for `device` serve CPU tensors too: an emulator runs them; otherwise plain PyTorch
             serves CPU tensors, and the override is for accelerator tensors alone.
+
+    Raises:
+        TypeError: `device` is something else, as a chip's name.
     """
+    if not isinstance(device, Device):
+        raise TypeError(f"{device!r} must be an npu_tiling.Device, as npu_tiling.soc('Ascend910B4') is.")
     _overrides.append((device, emulated))
     try:
         yield device
@@ -241,17 +237,6 @@ def plain_pytorch() -> Iterator[None]:
 
 dry_runs: list[Device] = []
 """The chips that kernels are tiled for and not launched on; empty: kernels are launched."""
-
-
-@contextlib.contextmanager
-def dry_device(device: Device) -> Iterator[Device]:
-    """Tile for `device`, whatever device tensors are on (meta too); kernels are not launched. Process-wide; nests."""
-    with use_device(device, emulated=True):
-        dry_runs.append(device)
-        try:
-            yield device
-        finally:
-            dry_runs.remove(device)
 
 
 def device_for(device: torch.device) -> Device | None:
@@ -311,13 +296,5 @@ def _detect_cuda(device: torch.device) -> Device:
 
     properties = torch.cuda.get_device_properties(device)
     shared_memory = getattr(properties, "shared_memory_per_block_optin", 0) or properties.shared_memory_per_block
-    return Device(
-        name=properties.name,
-        kind="cuda",
-        arch=f"sm_{properties.major}{properties.minor}",
-        vector_cores=properties.multi_processor_count,
-        cube_cores=properties.multi_processor_count,
-        ub_bytes=shared_memory,
-        ub_align=16,
-        max_grid=2**31 - 1,
-    )
+    arch = f"sm_{properties.major}{properties.minor}"
+    return _gpu(properties.name, arch, properties.multi_processor_count, shared_memory)

@@ -264,10 +264,6 @@ class Trainer(NamedTuple):
     parts: tuple[Part, ...]
 
 
-def _register(module: str) -> str:
-    return f"{module}.register()"
-
-
 def refused_kernels() -> str:
     """Why transformers' `use_kernels` takes no kernels here, and what to do; "" where it takes them.
 
@@ -338,12 +334,7 @@ TRAINERS = (
         "trl",
         "1.16.0",
         (
-            Part(
-                "fused head",
-                LOSS,
-                _register(f"{_HEADS}.trl"),
-                "a head that ZeRO-3 splits",
-            ),
+            Part("fused head", LOSS, f"{_HEADS}.trl.register()", "a head that ZeRO-3 splits"),
             Part("norms, embedding", "", _OF_TRANSFORMERS),
         ),
     ),
@@ -351,8 +342,8 @@ TRAINERS = (
         "liger-kernel",
         "0.8.5",
         (
-            Part("norms", NORMS, _register(f"{_NORMS}.liger")),
-            Part("fused loss", LOSS, _register(f"{_HEADS}.liger")),
+            Part("norms", NORMS, f"{_NORMS}.liger.register()"),
+            Part("fused loss", LOSS, f"{_HEADS}.liger.register()"),
             Part("other kernels", "", "there is no operator of ours"),
         ),
     ),
@@ -360,8 +351,8 @@ TRAINERS = (
         "veomni",
         "0.1.12",
         (
-            Part("norms", NORMS, _register(f"{_NORMS}.veomni"), "those of other backends than npu; gated norms"),
-            Part("loss, scores", LOSS, _register(f"{_HEADS}.veomni"), "distillation; the backends eager and liger_kernel"),
+            Part("norms", NORMS, f"{_NORMS}.veomni.register()", "those of other backends than npu; gated norms"),
+            Part("loss, scores", LOSS, f"{_HEADS}.veomni.register()", "distillation; the backends eager and liger_kernel"),
             Part("embedding", "", _NO_HOOK),
         ),
     ),
@@ -378,11 +369,11 @@ TRAINERS = (
         "ms-swift",
         "4.6.0",
         (
-            Part("norms", NORMS, f"{_register(f'{_NORMS}.ms_swift')} in a file of --external_plugins"),
+            Part("norms", NORMS, f"{_NORMS}.ms_swift.register() in a file of --external_plugins"),
             Part(
                 "loss of fine-tuning",
                 LOSS,
-                f"{_register(f'{_HEADS}.ms_swift')} in a file of --external_plugins",
+                f"{_HEADS}.ms_swift.register() in a file of --external_plugins",
                 "preference training; losses that it computes from logits; Megatron",
             ),
             Part("embedding", "", _NO_HOOK),
@@ -392,8 +383,8 @@ TRAINERS = (
         "llamafactory",
         "0.9.5",
         (
-            Part("norms", NORMS, f"{_register(f'{_NORMS}.llamafactory')} and use_v1_kernels: npu_fused_rmsnorm"),
-            Part("loss of fine-tuning", LOSS, _register(f"{_HEADS}.llamafactory"), "preference training; version 1"),
+            Part("norms", NORMS, f"{_NORMS}.llamafactory.register() and use_v1_kernels: npu_fused_rmsnorm"),
+            Part("loss of fine-tuning", LOSS, f"{_HEADS}.llamafactory.register()", "preference training; version 1"),
             Part("embedding", "", _NO_HOOK),
         ),
     ),
@@ -404,7 +395,7 @@ TRAINERS = (
         (
             Part("norms of local layers", NORMS, "npu_rms_norm.patch(model)", "those of Transformer Engine and Apex"),
             Part(
-                "loss of a GPTModel", LOSS, _register(f"{_HEADS}.megatron"), "multi-token prediction; logits without labels"
+                "loss of a GPTModel", LOSS, f"{_HEADS}.megatron.register()", "multi-token prediction; logits without labels"
             ),
             Part("embedding", "", _NO_HOOK),
         ),

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import doctor as installation
 from .budget import GPUResourcesError, TileTooLargeError, UnifiedBufferError, persistent_grid
-from .chips import Device, dry_device
+from .chips import Device, dry_runs, use_device
 from .direct import DirectCall, Watchers, always_specialised, observe, specialisation, unspecialised
 from .doctor import BY_CANN
 
@@ -525,8 +525,12 @@ def dry_run(chip: Device) -> Iterator[list[PlannedCall]]:
     Tensors may be on the meta device, where PyTorch's own operators compute nothing either: a call of any size takes
     neither memory nor a device, and results have shapes and no values. Triton need not be installed.
     """
-    with dry_device(chip), watch_launches() as calls:
-        yield calls
+    with use_device(chip, emulated=True), watch_launches() as calls:
+        dry_runs.append(chip)
+        try:
+            yield calls
+        finally:
+            dry_runs.remove(chip)
 
 
 @contextlib.contextmanager
