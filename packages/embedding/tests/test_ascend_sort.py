@@ -1,5 +1,7 @@
 """Sorted indices and the slots of a sparse gradient, emulated: every order of indices, between guard values."""
 
+from functools import partial
+
 import lookup
 import npu_offline
 import pytest
@@ -7,7 +9,7 @@ import torch
 from npu_embedding import reference
 from npu_embedding.lookup import ascend_sort
 from npu_embedding.lookup.ascend import slots
-from npu_embedding.lookup.ascend_sort import KEY_OF_ROW_0, sorted_keys
+from npu_embedding.lookup.ascend_sort import KEY_OF_ROW_0, WAYS, sorted_keys
 from npu_tiling import plans, soc
 
 from testing.memory import guarded
@@ -29,7 +31,7 @@ def test_indices_are_sorted_by_row_and_place(n, dtype):
     near = torch.randint(first - 5, first + 60, (n // 2,), generator=generator)
     indices = torch.cat((torch.tensor(edges), spread, near)).to(dtype)
     with npu_offline.emulate("Ascend910B4"):
-        keys, order = lookup.planned(sorted_keys, soc("Ascend910B4"), indices, rows, 9, False, first)
+        keys, order = lookup.planned(partial(sorted_keys, rule=WAYS[0]), soc("Ascend910B4"), indices, rows, 9, False, first)
     row = indices.long() - first
     named = torch.where((row >= 0) & (row < rows) & (row != 9), row, rows)
     expected, places = named.sort(stable=True)
@@ -71,7 +73,9 @@ def test_runs_are_merged_whatever_the_indices_are(n, most_runs, launches, kind, 
     monkeypatch.setattr(plans, "empty_strided", guarding)
     monkeypatch.setattr(ascend_sort, "_MAX_RUNS", most_runs)
     with npu_offline.emulate("Ascend910B4", races=True, shuffle=1) as emulation:
-        keys, order = lookup.planned(sorted_keys, soc("Ascend910B4"), indices, rows, padding, False, 0)
+        keys, order = lookup.planned(
+            partial(sorted_keys, rule=WAYS[0]), soc("Ascend910B4"), indices, rows, padding, False, 0
+        )
     expected, places = torch.where((indices < rows) & (indices != padding), indices, rows).sort(stable=True)
     assert torch.equal(keys.long() - KEY_OF_ROW_0, expected)
     assert torch.equal(order.long(), places)
@@ -104,7 +108,7 @@ def test_slots_are_those_of_the_reference(name, monkeypatch):
 
     monkeypatch.setattr(plans, "empty_strided", guarding)
     with npu_offline.emulate("Ascend910B4", races=True, shuffle=1):
-        found = lookup.planned(slots, soc("Ascend910B4"), indices, rows, padding, False, first)
+        found = lookup.planned(partial(slots, rule=WAYS[0]), soc("Ascend910B4"), indices, rows, padding, False, first)
     expected = reference.slots(indices, rows, -1 if padding < 0 else padding + first, first)
     assert [each.dtype for each in found] == [torch.int32, torch.int32, torch.int64]
     assert all(torch.equal(one.long(), other) for one, other in zip(found, expected, strict=True))

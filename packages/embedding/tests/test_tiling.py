@@ -58,7 +58,7 @@ def test_grids_are_persistent():
     gather, partials = ascend.gather_tiling(rows(768)), ascend.partials_tiling(rows(768))
     assert gather.grid(1) == partials.grid(1) == 1
     assert gather.grid(16384) == partials.grid(131072) == CHIP.vector_cores
-    for launch in (ascend.slots_tiling(CHIP), ascend_sort.sort_tiling(CHIP)):
+    for launch in (ascend.slots_tiling(CHIP), ascend_sort.WAYS[0].tiling(CHIP, dict(ascend_sort.SORT), 1)):
         assert launch.grid(1) == 1 and launch.grid(10**6) == CHIP.vector_cores
     wide = ascend.sums_tiling(rows(16384))
     assert wide.column_blocks * ascend.chunks(wide, 10**6) <= CHIP.vector_cores

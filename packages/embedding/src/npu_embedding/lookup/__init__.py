@@ -74,8 +74,7 @@ def backward(p: Plan, call: Backward) -> tuple[Slot, Slot | None]:
         arguments = (gradient.indices, call.n_rows, call.padding_idx, call.first_row)
         slot, order, rows = p.torch(reference.slots, *arguments, makes=[Empty((n,), torch.int64)] * 3)
     else:
-        choose(n, call.n_rows, dweight.shape[-1], p.chip)  # raises where the table has too many rows
-        slot, order, rows = ascend.slots(p, gradient)
+        slot, order, rows = ascend.slots(p, gradient, choose(n, call.n_rows, dweight.shape[-1], p.chip))
     if dweight.numel():
         module.sum_slots(p, gradient, dweight, slot, order)
     return dweight, rows

@@ -366,13 +366,13 @@ def slots_tiling(device: Device) -> CountTiling:
 
 
 def backward(p: Plan, gradient: Gradient, dweight: Slot, rule: Rule) -> None:
-    """Adds the steps that write dweight [n_rows, D]. There is one rule."""
-    _sum_runs(p, gradient, dweight, *sorted_keys(p, gradient), KEY_OF_ROW_0)
+    """Adds the steps that write dweight [n_rows, D] by a rule."""
+    _sum_runs(p, gradient, dweight, *sorted_keys(p, gradient, rule), KEY_OF_ROW_0)
 
 
-def slots(p: Plan, gradient: Gradient) -> tuple[Slot, Slot, Slot]:
-    """`reference.slots` in launches of our own."""
-    keys, order = sorted_keys(p, gradient)
+def slots(p: Plan, gradient: Gradient, rule: Rule) -> tuple[Slot, Slot, Slot]:
+    """`reference.slots` in launches of our own, by a rule."""
+    keys, order = sorted_keys(p, gradient, rule)
     n = gradient.indices.numel()
     slot, rows = p.new(Empty((n,), INT32)), p.new(Empty((n,), INT64))
     p.launch_over(

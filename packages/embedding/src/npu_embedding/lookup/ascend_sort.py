@@ -25,7 +25,6 @@ from npu_tiling import Device
 from npu_tiling.budget import here
 from npu_tiling.calls import Empty
 from npu_tiling.device import tl, triton
-from npu_tiling.launch import CountTiling
 from npu_tiling.plans import Plan, Slot
 
 from ..rows import INT32, INT64, Gradient, Rule, Way
@@ -235,11 +234,6 @@ def merge_runs_kernel(
     )  # fmt: skip
 
 
-def sort_tiling(device: Device) -> CountTiling:
-    """That of the launch that sorts runs of indices, and of those that merge them."""
-    return WAYS[0].tiling(device, dict(SORT), 1)
-
-
 def sorted_runs(blocks: int, device: Device) -> tuple[int, int]:
     """Blocks of a run that one program sorts, and the rounds in which it merges them."""
     if blocks <= _MAX_RUNS:
@@ -259,10 +253,11 @@ def search_steps(n: int) -> int:
     return steps
 
 
-def sorted_keys(p: Plan, gradient: Gradient) -> tuple[Slot, Slot]:
+def sorted_keys(p: Plan, gradient: Gradient, rule: Rule) -> tuple[Slot, Slot]:
     """Adds the steps that sort. Returns the indices as keys in ascending order, int32 [n], and where each stood."""
+    tiling = rule.tiling(p.chip, dict(SORT), 1)  # of the launch that sorts runs, and of those that merge them
     n, wide = gradient.indices.numel(), {"WIDE": gradient.n_rows > MAX_ROWS_OF_ONE_DIGIT}
-    blocks, block_steps = ceil(n / BLOCK), search_steps(BLOCK)
+    blocks, steps = ceil(n / BLOCK), {"n_block_steps": search_steps(BLOCK)}
     places = blocks * BLOCK
     run, rounds = sorted_runs(blocks, p.chip)
     keys, order = (p.new(Empty(((rounds + 1) * places,), INT32)) for _ in range(2))
@@ -271,13 +266,13 @@ def sorted_keys(p: Plan, gradient: Gradient) -> tuple[Slot, Slot]:
         indices = p.view(indices, (2 * n,), (1,), dtype=INT32)
     p.launch_over(
         sort_runs_kernel,
-        sort_tiling(p.chip),
+        tiling,
         ceil(blocks / run),
         flags={"LONG": is_long, **wide},
         decision="embedding backward, sort",
         reads={"p_index": indices},
         writes={"p_key": keys, "p_order": order},
-        sizes={**gradient.sizes, "n_run": run, "n_rounds": rounds, "n_block_steps": block_steps},
+        sizes=gradient.sizes | steps | {"n_run": run, "n_rounds": rounds},
     )
     if rounds:
         keys, order = (p.view(each, (places,), (1,), rounds * places) for each in (keys, order))
@@ -285,18 +280,13 @@ def sorted_keys(p: Plan, gradient: Gradient) -> tuple[Slot, Slot]:
         merged_keys, merged_order = (p.new(Empty((places,), INT32)) for _ in range(2))
         p.launch_over(
             merge_runs_kernel,
-            sort_tiling(p.chip),
+            tiling,
             blocks,
             flags=wide,
             decision="embedding backward, merges",
             reads={"p_key": keys, "p_order": order},
             writes={"p_merged_key": merged_keys, "p_merged_order": merged_order},
-            sizes={
-                "n_blocks": blocks,
-                "n_run": run,
-                "n_steps": search_steps(4 * run * BLOCK),
-                "n_block_steps": block_steps,
-            },
+            sizes=steps | {"n_blocks": blocks, "n_run": run, "n_steps": search_steps(4 * run * BLOCK)},
         )
         keys, order, run = merged_keys, merged_order, 4 * run
     if n < places:
