@@ -18,6 +18,7 @@ import torch
 from npu_tiling.calls import Empty
 from npu_tiling.partials import add_partials, choose_sum
 from npu_tiling.plans import Plan
+from npu_tiling.rows import row_stride
 from torch import Tensor
 
 from . import kernels, reference
@@ -33,7 +34,7 @@ from .sources import (
     rounded_up_sources,
     sources_of,
     sources_with_prefix,
-    stride_of,
+    strides_of,
     whole_rows,
     widest,
 )
@@ -52,11 +53,12 @@ def forward(p: Plan, call: Forward) -> tuple[Any, ...]:
     x = at_one_stride(p, call.layer_output)
     count: Any = call.device_count
     into: Any = call.prefix if call.in_place else results["new_prefix"]
+    strides = strides_of(prefix=prefix, x=x, new_prefix=into)
     shape = Shape(
         task=Task.FORWARD,
         width=v.width,
         itemsize=widest(h, v.blocks[0], prefix, x),
-        row_stride=max(v.s_token, stride_of(prefix), stride_of(x), stride_of(into)),
+        row_stride=max(v.s_token, *strides.values()),
         n_sources=rounded_up_sources(call.n_blocks, p.chip),
         prefix=prefix is not None,
         normalised=call.output_rms_weight is not None,
@@ -74,11 +76,8 @@ def forward(p: Plan, call: Forward) -> tuple[Any, ...]:
         str(shape),
         tiling.grid(v.n_tokens),
         reads={
-            "p_v": v.pointers.base,
-            "p_table": v.pointers.table,
-            "p_query": p.contiguous(call.query),
-            "p_rms_weight": p.contiguous(call.rms_weight),
-            "p_output_rms_weight": p.contiguous(call.output_rms_weight),
+            **v.reads,
+            **p.fields(call, "query", "rms_weight", "output_rms_weight"),
             "p_count": count,
             "p_prefix": prefix,
             "p_x": x,
@@ -91,17 +90,7 @@ def forward(p: Plan, call: Forward) -> tuple[Any, ...]:
             "p_new_prefix": into,
             "p_append": v.pointers.base if call.append else None,
         },
-        sizes={
-            "max_blocks": call.n_blocks,
-            "n_tokens": v.n_tokens,
-            "s_block": v.s_block,
-            "s_token": v.s_token,
-            "eps": call.eps,
-            "norm_eps": call.norm_eps,
-            "s_prefix": stride_of(prefix),
-            "s_x": stride_of(x),
-            "s_new_prefix": stride_of(into),
-        },
+        sizes={"max_blocks": call.n_blocks, "eps": call.eps, "norm_eps": call.norm_eps, **v.sizes, **strides},
     )
     return tuple(results.values())
 
@@ -138,7 +127,7 @@ def backward(p: Plan, call: Backward) -> tuple[Any, ...]:
         task=Task.BACKWARD,
         width=v.width,
         itemsize=v.dtype.itemsize if prefix is None else widest(dh, v.blocks[0], prefix),
-        row_stride=max(v.s_token, stride_of(dh), stride_of(prefix), stride_of(dprefix)),
+        row_stride=max(v.s_token, *strides_of(dh=dh, prefix=prefix, dprefix=dprefix).values()),
         n_sources=rounded_up_sources(call.n_blocks, p.chip),
         prefix=prefix is not None,
         fp32_dh=dh.dtype == FP32,
@@ -179,9 +168,8 @@ def _backward_of_rows(
         str(tiling.shape),
         tiling.grid(v.n_tokens),
         reads={
+            **v.reads,
             "p_dh": dh,
-            "p_v": v.pointers.base,
-            "p_table": v.pointers.table,
             "p_query": query,
             "p_rms_weight": norm,
             "p_score": score,
@@ -194,16 +182,8 @@ def _backward_of_rows(
             **more,
         },
         writes={"p_dv": v.gradient_pointers.base, "p_dg": dg, "p_dprefix_sum": dprefix_sum},
-        sizes={
-            "max_blocks": call.n_blocks,
-            "n_tokens": v.n_tokens,
-            "s_block": v.s_block,
-            "s_token": v.s_token,
-            "s_dh": stride_of(dh),
-            "s_prefix": stride_of(prefix),
-            "s_dprefix": stride_of(dprefix),
-            **({"needed": v.gradient_pointers.needed} if on_cuda else {}),
-        },
+        sizes={"max_blocks": call.n_blocks, **({"needed": v.gradient_pointers.needed} if on_cuda else {}), **v.sizes}
+        | strides_of(dh=dh, prefix=prefix, dprefix=dprefix),
     )
     return gradients_from_dg(p, dg, query, norm, call.need_weights)
 
@@ -218,9 +198,8 @@ def gradient_of_h(p: Plan, call: Any) -> tuple[Any, Any]:
     if not n_tokens:
         return total, zero(p, dweight)
     dy, dh = at_one_stride(p, call.dy), at_one_stride(p, call.dh)
-    shape = Shape(
-        task=Task.NORM_BACKWARD, width=width, itemsize=call.h.dtype.itemsize, row_stride=max(stride_of(dy), stride_of(dh))
-    )
+    strides, itemsize = strides_of(dy=dy, dh=dh), call.h.dtype.itemsize
+    shape = Shape(task=Task.NORM_BACKWARD, width=width, itemsize=itemsize, row_stride=max(strides.values()))
     tiling = whole_rows(p, shape)
     if tiling is None:
         makes = [Empty(call.h.shape, FP32), Empty(weight.shape, weight.dtype)]
@@ -232,15 +211,9 @@ def gradient_of_h(p: Plan, call: Any) -> tuple[Any, Any]:
         kernels.attn_res_norm_backward_kernel,
         str(shape),
         grid,
-        reads={
-            "p_dy": dy,
-            "p_dh": dh,
-            "p_h": p.contiguous(call.h),
-            "p_output_rms_weight": p.contiguous(weight),
-            "p_norm_rstd": p.contiguous(call.norm_rstd),
-        },
+        reads={"p_dy": dy, "p_dh": dh, **p.fields(call, "h", "output_rms_weight", "norm_rstd")},
         writes={"p_dh_sum": total, "p_dweight": partials},
-        sizes={"n_tokens": n_tokens, "s_dy": stride_of(dy), "s_dh": stride_of(dh)},
+        sizes={"n_tokens": n_tokens, **strides},
     )
     if dweight is not None:
         add_partials(p, "sum of doutput_rms_weight", partials, dweight)
@@ -311,7 +284,7 @@ def forward_of_columns(p: Plan, call: Forward, v: Sources, results: dict[str, An
 
 def backward_of_columns(p: Plan, call: Backward, v: Sources, dh: Any) -> tuple[Any, Any]:
     """The gradients of query and rms_weight; those of the blocks are written where `v` says."""
-    do = p.view(dh, (v.n_tokens, 1, v.width), (stride_of(dh), v.width, 1))
+    do = p.view(dh, (v.n_tokens, 1, v.width), (row_stride(dh.shape, dh.strides), v.width, 1))
     score: Any = call.score
     score = p.view(score, (*score.shape, 1), (*score.strides, 1))
     return gradients(p, v, do, score, call.rstd, None, (call.query, call.rms_weight), call.need_weights)
@@ -329,9 +302,9 @@ def weighted_sum(p: Plan, v: Sources, query: Any, rms_weight: Any, eps: float, o
         kernels.attn_res_weighted_sum_kernel,
         str(tiling.shape),
         tiling.grid(v.n_tokens),
-        reads={"p_v": v.pointers.base, "p_table": v.pointers.table, "p_alpha": alpha},
+        reads={**v.reads, "p_alpha": alpha},
         writes={"p_o": o},
-        sizes=_sizes(v),
+        sizes={"n_blocks": v.n_blocks, **v.sizes},
     )
     return score, rstd, lse
 
@@ -357,8 +330,7 @@ def gradients(
         str(tiling.shape),
         splits * tiling.column_blocks,
         reads={
-            "p_v": v.pointers.base,
-            "p_table": v.pointers.table,
+            **v.reads,
             "p_do": do,
             "p_g": g,
             "p_alpha": alpha,
@@ -367,7 +339,7 @@ def gradients(
             "p_dv_table": v.gradient_pointers.table,
         },
         writes={"p_dv": v.gradient_pointers.base, "p_dg": partials},
-        sizes={**_sizes(v), "n_splits": splits, "s_do_token": s_do[0], "s_do_row": s_do[1]},
+        sizes={"n_blocks": v.n_blocks, "n_splits": splits, "s_do_token": s_do[0], "s_do_row": s_do[1], **v.sizes},
     )
     if partials is None:
         return None, None
@@ -400,9 +372,9 @@ def _products(p: Plan, v: Sources, a: Any, strides: tuple[int, int], n_layers: i
         kernels.attn_res_products_kernel,
         str(tiling.shape),
         tiling.grid(v.n_tokens),
-        reads={"p_v": v.pointers.base, "p_table": v.pointers.table, "p_a": a},
+        reads={**v.reads, "p_a": a},
         writes={"p_dot": dot, "p_square": square},
-        sizes={**_sizes(v), "s_a_token": strides[0], "s_a_row": strides[1]},
+        sizes={"n_blocks": v.n_blocks, "s_a_token": strides[0], "s_a_row": strides[1], **v.sizes},
     )
     return dot, square
 
@@ -419,10 +391,6 @@ def _choose(p: Plan, v: Sources, task: Task, n_layers: int, *, also_aligned: boo
     )
     tiling: TokenTiling = p.decide(str(shape), choose(shape, p.chip))
     return tiling
-
-
-def _sizes(v: Sources) -> dict[str, int]:
-    return {"n_blocks": v.n_blocks, "n_tokens": v.n_tokens, "s_block": v.s_block, "s_token": v.s_token}
 
 
 # What PyTorch does in between, of small tensors.

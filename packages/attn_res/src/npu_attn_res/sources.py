@@ -81,6 +81,16 @@ class Sources(NamedTuple):
     def dtype(self) -> torch.dtype:
         return self.blocks[0].dtype
 
+    @property
+    def reads(self) -> dict[str, Any]:
+        """What kernels read of them, by their parameter."""
+        return {"p_v": self.pointers.base, "p_table": self.pointers.table}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What kernels ask of all blocks, by their parameter."""
+        return {"n_tokens": self.n_tokens, "s_block": self.s_block, "s_token": self.s_token}
+
     def in_tables(self, p: Plan) -> Sources:
         """The same, found through tables: for kernels that take no tuple of pointers."""
         if self.pointers.others is None:
@@ -149,9 +159,12 @@ def at_one_stride(p: Plan, rows: Any, from_dimension: int = 0) -> Any:
     return p.contiguous(rows)
 
 
-def stride_of(rows: Any) -> Any:
-    """`row_stride` of a slot; 0 for None."""
-    return 0 if rows is None else row_stride(rows.shape, rows.strides)
+def strides_of(**rows: Any) -> dict[str, Any]:
+    """`row_stride` of slots, 0 for None, by the kernel's parameter that asks for it: `s_` and the name."""
+    found = {}
+    for name, each in rows.items():
+        found[f"s_{name}"] = 0 if each is None else row_stride(each.shape, each.strides)
+    return found
 
 
 def whole_rows(p: Plan, shape: Shape) -> TokenTiling | None:

@@ -176,10 +176,6 @@ class AscendTiling(ChunkTiling):
         padded = ceil(self.tiles / _NUMBERS) * _NUMBERS
         return {**self.blocks, "TILES": padded, "PADDED": self.block_m <= ROWS, "BARRIER": False}
 
-    @property
-    def options(self) -> dict[str, int]:
-        return {}
-
     def smaller(self) -> AscendTiling | None:
         """Fewer rows, then blocks of fewer columns."""
         if self.streams:

@@ -290,6 +290,10 @@ class Plan:
             return slot
         return self.torch(torch.Tensor.contiguous, slot, makes=Empty(slot.shape, slot.dtype))
 
+    def fields(self, record: Any, *names: str) -> dict[str, Any]:
+        """Fields of a record, contiguous, by the kernel's parameter that reads them: `p_` and the name."""
+        return {f"p_{name}": self.contiguous(getattr(record, name)) for name in names}
+
     def decide(self, decision: str, tiling: Any) -> Any:
         """The tiling of a decision: `tiling`, or the caller's in `tiles`, or what takes its place if that was refused.
 

@@ -32,7 +32,7 @@ from npu_tiling.rows import row_stride
 
 from ..formula import load_rows, rms_inverse, store_rows
 from ..plans import zero
-from ..sources import at_one_stride, stride_of
+from ..sources import at_one_stride, strides_of
 from .operator import Keys, KeysBackward, compute_keys, compute_keys_backward
 
 NO_SCORE = tl.constexpr(-1e30)  # where there is no source: its weight is zero
@@ -377,7 +377,7 @@ def keys(p: Plan, call: Keys) -> tuple[Any, ...]:
         attn_res_keys_kernel,
         _NAMES["forward"],
         tiling.grid(sizes["n_tokens"]),
-        reads={**sources, "p_query": p.contiguous(call.query)},
+        reads=sources | p.fields(call, "query"),
         writes={f"p_{name}": each for name, each in results.items()},
         sizes={**sizes, "eps": call.eps},
     )
@@ -401,13 +401,7 @@ def keys_backward(p: Plan, call: KeysBackward) -> tuple[Any, ...]:
         attn_res_keys_backward_kernel,
         _NAMES["backward"],
         tiling.grid(n_tokens),
-        reads={
-            "p_dh": p.contiguous(call.dh),
-            **sources,
-            "p_query": p.contiguous(call.query),
-            "p_score": p.contiguous(call.score),
-            "p_rstd": p.contiguous(call.rstd),
-        },
+        reads=sources | p.fields(call, "dh", "query", "score", "rstd"),
         writes={"p_dv": dbank if dbank is not None and dbank.numel() else None, "p_dprefix": dprefix, "p_dg": partials},
         sizes=sizes,
     )
@@ -437,4 +431,4 @@ def _sources(p: Plan, call: Any) -> tuple[dict[str, Any], dict[str, int]]:
         rows = n_blocks * width
     pointers = {"p_v": bank if n_blocks else prefix, "p_prefix": prefix}
     sizes = {"n_blocks": n_blocks, "n_tokens": prod(leading), "s_block": bank.strides[-2], "s_token": rows}
-    return pointers, {**sizes, "s_prefix": stride_of(prefix)}
+    return pointers, sizes | strides_of(prefix=prefix)

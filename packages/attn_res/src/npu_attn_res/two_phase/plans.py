@@ -42,7 +42,7 @@ from ..formula import (
 from ..plans import FP32, forward, gradient_of_h, gradients, gradients_from_dg, weighted_sum, zero
 from ..records import Forward
 from ..shape import Shape, Task
-from ..sources import at_one_stride, sources_of, stride_of, whole_rows, widest
+from ..sources import at_one_stride, sources_of, strides_of, whole_rows, widest
 from . import operator
 
 # Several layers read every source once for all of them. On Ascend two passes over blocks of columns (../kernels.py) take
@@ -187,18 +187,11 @@ def phase1(p: Plan, call: operator.Phase1) -> tuple[Any, ...]:
         attn_res_layers_kernel,
         str(shape),
         tiling.grid(v.n_tokens),
-        reads={
-            "p_v": v.pointers.base,
-            "p_table": v.pointers.table,
-            "p_query": p.contiguous(call.queries),
-            "p_rms_weight": p.contiguous(call.rms_weight),
-        },
+        reads={**v.reads, "p_query": p.contiguous(call.queries), **p.fields(call, "rms_weight")},
         writes={"p_o": o, "p_score": score, "p_rstd": rstd, "p_lse": lse},
         sizes={
             "n_blocks": v.n_blocks,
-            "n_tokens": v.n_tokens,
-            "s_block": v.s_block,
-            "s_token": v.s_token,
+            **v.sizes,
             "s_weight": 0 if call.rms_weight.dim() == 1 else v.width,
             "eps": call.eps,
         },
@@ -257,12 +250,8 @@ def merge(p: Plan, call: operator.Merge) -> tuple[Any, ...]:
     if not n_tokens:
         return tuple(results.values())
     o, prefix, x = (at_one_stride(p, each) for each in (call.o, call.prefix, call.layer_output))
-    shape = Shape(
-        task=Task.MERGE,
-        width=prefix.shape[-1],
-        itemsize=widest(prefix, x),
-        row_stride=max(stride_of(o), stride_of(prefix), stride_of(x)),
-    )
+    strides = strides_of(o=o, prefix=prefix, x=x)
+    shape = Shape(task=Task.MERGE, width=prefix.shape[-1], itemsize=widest(prefix, x), row_stride=max(strides.values()))
     tiling = whole_rows(p, shape)
     if tiling is None:
         made: tuple[Any, ...] = p.torch(operator.compute_merge, call, makes=[*wanted.values()])
@@ -271,24 +260,9 @@ def merge(p: Plan, call: operator.Merge) -> tuple[Any, ...]:
         attn_res_merge_kernel,
         str(shape),
         tiling.grid(n_tokens),
-        reads={
-            "p_o": o,
-            "p_lse": p.contiguous(call.lse),
-            "p_prefix": prefix,
-            "p_x": x,
-            "p_query": p.contiguous(call.query),
-            "p_rms_weight": p.contiguous(call.rms_weight),
-            "p_output_rms_weight": p.contiguous(call.output_rms_weight),
-        },
+        reads={"p_o": o, "p_prefix": prefix, "p_x": x} | p.fields(call, "lse", "query", "rms_weight", "output_rms_weight"),
         writes={f"p_{name}": each for name, each in results.items()},
-        sizes={
-            "n_tokens": n_tokens,
-            "s_o": stride_of(o),
-            "s_prefix": stride_of(prefix),
-            "s_x": stride_of(x),
-            "eps": call.eps,
-            "norm_eps": call.norm_eps,
-        },
+        sizes={"n_tokens": n_tokens, "eps": call.eps, "norm_eps": call.norm_eps, **strides},
     )
     return tuple(results.values())
 
@@ -304,8 +278,8 @@ def merge_backward(p: Plan, call: operator.MergeBackward) -> tuple[Any, ...]:
         return do, dlse, dprefix_sum, *dweights, dweight
     rows, o, prefix, dprefix = (at_one_stride(p, each) for each in (dh, call.o, call.prefix, call.dprefix))
     width = prefix.shape[-1]
-    strides = [stride_of(each) for each in (rows, dprefix, o, prefix)]
-    shape = Shape(task=Task.MERGE_BACKWARD, width=width, itemsize=prefix.dtype.itemsize, row_stride=max(strides))
+    strides = strides_of(dh=rows, dprefix=dprefix, o=o, new_prefix=prefix)
+    shape = Shape(task=Task.MERGE_BACKWARD, width=width, itemsize=prefix.dtype.itemsize, row_stride=max(strides.values()))
     tiling = whole_rows(p, shape)
     if tiling is None:
         makes = [wanted[name] for name in (*names, "dquery", "drms_weight")]
@@ -321,14 +295,12 @@ def merge_backward(p: Plan, call: operator.MergeBackward) -> tuple[Any, ...]:
             "p_dh": rows,
             "p_dprefix": dprefix,
             "p_o": o,
-            "p_lse": p.contiguous(call.lse),
             "p_new_prefix": prefix,
             "p_query": query,
             "p_rms_weight": norm,
-            "p_score": p.contiguous(call.score),
-            "p_rstd": p.contiguous(call.rstd),
+            **p.fields(call, "lse", "score", "rstd"),
         },
         writes={"p_do": do, "p_dlse": dlse, "p_dprefix_sum": dprefix_sum, "p_dg": dg},
-        sizes=dict(zip(("s_dh", "s_dprefix", "s_o", "s_new_prefix"), strides, strict=True)) | {"n_tokens": n_tokens},
+        sizes={"n_tokens": n_tokens, **strides},
     )
     return do, dlse, dprefix_sum, *gradients_from_dg(p, dg, query, norm, call.need_weights), dweight

@@ -167,11 +167,8 @@ def plan(p: Plan, call: NGram) -> tuple[Slot, Slot]:
         "n-gram embedding",
         module.grid(tiling, n_batches, n_tokens, heads if call.concat else 1),
         reads={
-            "p_ids": p.contiguous(call.ids),
+            **p.fields(call, "ids", "multipliers", "sizes", "offsets"),
             "p_history": before,
-            "p_multipliers": p.contiguous(call.multipliers),
-            "p_sizes": p.contiguous(call.sizes),
-            "p_offsets": p.contiguous(call.offsets),
             "p_table": as_bits(p, table) if call.concat else table,
         },
         writes={"p_out": as_bits(p, out) if call.concat else out, "p_rows": rows},

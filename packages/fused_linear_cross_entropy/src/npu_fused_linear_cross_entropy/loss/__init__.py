@@ -5,10 +5,9 @@ Here: records of a loss's slots, which are facts of its targets, chunks of logit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from npu_tiling.plans import Plan, Slot
+from npu_tiling.plans import Plan
 
 from ..call import Options
 from ..head import part
@@ -77,20 +76,9 @@ class TargetGradients(NamedTuple):
         return self._replace(columns=part(p, self.columns, tokens), values=part(p, self.values, tokens))
 
 
-def launch_chunk(
-    p: Plan,
-    function: Any,
-    kernel: ChunkKernel,
-    chunk: Chunk,
-    options: Options,
-    *,
-    reads: Mapping[str, Slot | None],
-    writes: Mapping[str, Slot | None],
-    sizes: Mapping[str, Any],
-    flags: Mapping[str, Any],
-) -> None:
-    """Adds a launch of a kernel of the loss; the other sizes follow from the chunk."""
-    written = next((each for name, each in writes.items() if name not in ("p_statistics", "p_reference")), None)
+def launch_chunk(p: Plan, function: Any, kernel: ChunkKernel, chunk: Chunk, options: Options, **given: Any) -> None:
+    """Adds a launch of a kernel of the loss; the other sizes follow from the chunk. `given`: as for `Plan.launch`."""
+    written = next((each for name, each in given["writes"].items() if name not in ("p_statistics", "p_reference")), None)
     is_weighted = chunk.class_weight is not None
     is_scaled = options.logit_scale != 1.0 or options.softcap is not None
     shape = ChunkShape(
@@ -105,7 +93,7 @@ def launch_chunk(
         transformed=chunk.bias is not None or is_scaled,
     )
     first = {"n_rows": chunk.logits.shape[0], "s_logits": chunk.logits.strides[0], "first": chunk.first}
-    launch_shape(p, function, shape, reads=reads, writes=writes, sizes={**first, **sizes}, flags=flags)
+    launch_shape(p, function, shape, **given | {"sizes": first | given["sizes"]})
 
 
 def scales_of(options: Any) -> dict[str, float | None]:
@@ -113,17 +101,10 @@ def scales_of(options: Any) -> dict[str, float | None]:
     return {"logit_scale": None if options.logit_scale == 1.0 else options.logit_scale, "softcap": options.softcap}
 
 
-def launch_shape(
-    p: Plan,
-    function: Any,
-    shape: ChunkShape,
-    *,
-    reads: Mapping[str, Slot | None],
-    writes: Mapping[str, Slot | None],
-    sizes: Mapping[str, Any],
-    flags: Mapping[str, Any],
-) -> None:
-    """Adds a launch over a chunk of that shape. Later columns are a decision of their own: another kernel for a compiler."""
-    name = function.__name__ + " of later columns" * bool(flags.get("MERGE"))
-    given = {"reads": reads, "writes": writes, "sizes": sizes}
-    p.launch_over(function, chunk_tiling(shape, p.chip), sizes["n_rows"], flags=flags, decision=name, **given)
+def launch_shape(p: Plan, function: Any, shape: ChunkShape, **given: Any) -> None:
+    """Adds a launch over a chunk of that shape. Later columns are a decision of their own: another kernel for a compiler.
+
+    `given`: as for `Plan.launch`.
+    """
+    name = function.__name__ + " of later columns" * bool(given["flags"].get("MERGE"))
+    p.launch_over(function, chunk_tiling(shape, p.chip), given["sizes"]["n_rows"], decision=name, **given)

@@ -313,7 +313,13 @@ def kept_in_dweight(loss: Loss, statistics: Any, upstream: Upstream) -> None:
     coefficients = loss.coefficients(EVERYTHING, statistics, upstream)
     final_k = _reachable(loss, kept[-1][1], coefficients)
     v, target_logit, targets = p.new(Empty((count,), statistics.dtype)), row(p, statistics, TARGET), loss.allocate_targets()
-    end_part = functools.partial(_end_part, loss, kept, final_k, target_logit, coefficients, v)
+
+    def end_part(of: slice) -> None:
+        """Makes the kept exponentials of a part final."""
+        for chunk, k in kept:
+            if of.start <= chunk.columns.start < of.stop:
+                steps.end_exponentials(p, chunk, options, k, final_k, target_logit, coefficients, v, targets)
+
     if head.dx is None:
         for of in parts:
             end_part(of)
@@ -345,15 +351,6 @@ def _place(loss: Loss, memory: dict[int, Any], columns: slice) -> Any:
     """The memory [N, columns] of a chunk, in that of its part."""
     of = next(of for of in loss.tiling.chunks.kept if of.start <= columns.start < of.stop)
     return part(loss.p, memory[of.start], slice(columns.start - of.start, columns.stop - of.start), 1)
-
-
-def _end_part(
-    loss: Loss, kept: list[tuple[Chunk, Any]], final_k: Any, target_logit: Any, coefficients: Any, v: Any, of: slice
-) -> None:
-    """Makes the kept exponentials of a part final."""
-    for chunk, k in kept:
-        if of.start <= chunk.columns.start < of.stop:
-            loss.steps.end_exponentials(loss.p, chunk, loss.options, k, final_k, target_logit, coefficients, v, loss.targets)
 
 
 def _write_kept_dx(loss: Loss, memory: dict[int, Any], end_part: Any, v: Any, targets: TargetGradients) -> None:
