@@ -15,7 +15,7 @@ from tools.workspace import ROOT, read_packages
 # Of the sources of a package: files, lines, and of an operator the share of its lines that is device code, in hundredths.
 MOST = {
     "npu_tiling": (20, 5922, 0),
-    "rms_norm": (23, 5109, 17),
+    "rms_norm": (23, 5029, 17),
     "embedding": (22, 5398, 28),
     "attn_res": (29, 6863, 21),
     "fused_linear_cross_entropy": (41, 10222, 16),

@@ -187,6 +187,11 @@ class QK(NamedTuple):
     casting_mode: str
     save_rstd: bool
 
+    def norm(self, x: Tensor, weight: Tensor | None) -> Forward:
+        """The record of one norm. x: rows that are normalised."""
+        options = (self.eps, self.offset, self.casting_mode)
+        return Forward(x, None, None, weight, None, *options, dtype=x.dtype, save_rstd=self.save_rstd)
+
     def results(self) -> dict[str, Empty | None]:
         """q and k, [..., heads, D], and rstd of both: a number for each head or, where all heads are one row, each token."""
         (*leading, width), heads = self.qkv.shape, (self.n_heads, self.n_kv_heads)
@@ -224,6 +229,27 @@ class QKBackward(NamedTuple):
     need_dqkv: bool
     need_dq_weight: bool
     need_dk_weight: bool
+
+    def norm(self, dy: Tensor, x: Tensor, weight: Tensor | None, rstd: Tensor, need_dweight: bool) -> Backward:
+        """The record of one norm's backward. dy and x: rows that are normalised."""
+        return Backward(
+            dy=dy,
+            dsum=None,
+            x=x,
+            gate=None,
+            weight=weight,
+            bias=None,
+            rstd=rstd,
+            offset=self.offset,
+            casting_mode=self.casting_mode,
+            activation="silu",
+            norm_before_gate=True,
+            rounded_to=x.dtype,
+            need_dx=self.need_dqkv,
+            need_dgate=False,
+            need_dweight=need_dweight,
+            need_dbias=False,
+        )
 
     def results(self) -> dict[str, Empty | None]:
         """The gradients of the projection and of both weights; None for what is not asked for."""

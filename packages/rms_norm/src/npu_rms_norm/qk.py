@@ -20,7 +20,7 @@ from npu_tiling.plans import Plan, Slot
 from npu_tiling.rows import layout_of
 from torch import Tensor
 
-from .call import QK, Backward, Forward, QKBackward
+from .call import QK, Backward, QKBackward
 from .cuda import QK_BACKWARD, qk_backward_kernel
 from .plans import Rows, backward, forward, rows_of
 
@@ -52,16 +52,7 @@ def qk_forward(p: Plan, call: QK) -> tuple[Slot | None, ...]:
     for part, weight in ((q_part, call.q_weight), (k_part, call.k_weight)):
         heads = part.of(p, call.qkv, width)
         rows = _rows(p, heads, weight)
-        norm = Forward(
-            x=rows,
-            weight=weight,
-            eps=call.eps,
-            offset=call.offset,
-            casting_mode=call.casting_mode,
-            dtype=rows.dtype,
-            save_rstd=call.save_rstd,
-        )
-        y, _, _, rstd, _ = forward(p, norm)
+        y, _, _, rstd, _ = forward(p, call.norm(rows, weight))
         found.append((y if rows is heads else p.view(y, heads.shape, contiguous_strides(heads.shape)), rstd))
     (q, q_rstd), (k, k_rstd) = found
     return q, k, q_rstd, k_rstd
@@ -74,10 +65,11 @@ def qk_backward(p: Plan, call: QKBackward) -> tuple[Slot | None, ...]:
     into: list[Any] = [None if dqkv is None else part.of(p, dqkv, width) for part in all_parts]
     given: list[Any] = [call.dq, call.dk, call.dv]
     of_q, of_k = (call.q_weight, call.q_rstd, call.need_dq_weight), (call.k_weight, call.k_rstd, call.need_dk_weight)
-    norms = [
-        None if dy is None else _norm(p, call, dy, part.of(p, call.qkv, width), *saved)
-        for dy, part, saved in zip(given, all_parts, (of_q, of_k), strict=False)
-    ]
+    norms: list[Any] = [None, None]
+    for i, (weight, *saved) in enumerate((of_q, of_k)):
+        if given[i] is not None:
+            x = _rows(p, all_parts[i].of(p, call.qkv, width), weight)
+            norms[i] = call.norm(_rows(p, given[i], weight), x, weight, *saved)
     rows_into = [
         None if each is None else _rows(p, each, weight)
         for each, weight in zip(into, (call.q_weight, call.k_weight), strict=False)
@@ -104,29 +96,6 @@ def _rows(p: Plan, heads: Any, weight: Any) -> Any:
     if n_heads > 1 and heads.strides[-2] != width * column:
         return p.view(p.contiguous(heads), (*leading, n_heads * width), contiguous_strides((*leading, n_heads * width)))
     return p.view(heads, (*leading, n_heads * width), (*heads.strides[:-2], column))
-
-
-def _norm(p: Plan, call: QKBackward, dy: Any, x: Any, weight: Any, rstd: Any, need_dweight: bool) -> Backward:
-    """The record of one norm's backward. dy and x: [..., heads, D]."""
-    rows = _rows(p, x, weight)
-    return Backward(
-        dy=_rows(p, dy, weight),
-        dsum=None,
-        x=rows,
-        gate=None,
-        weight=weight,
-        bias=None,
-        rstd=rstd,
-        offset=call.offset,
-        casting_mode=call.casting_mode,
-        activation="silu",
-        norm_before_gate=True,
-        rounded_to=rows.dtype,
-        need_dx=call.need_dqkv,
-        need_dgate=False,
-        need_dweight=need_dweight,
-        need_dbias=False,
-    )
 
 
 def _in_one_launch(p: Plan, norms: Sequence[Any], dv: Slot, into: Sequence[Any]) -> list[Slot | None] | None:

@@ -49,11 +49,7 @@ def compute_forward(call: Forward) -> tuple[Tensor | None, ...]:
     if call.residual is not None:
         wide = statistics_dtype(call.residual.dtype)
         u = total = (call.x.to(wide) + call.residual.to(wide)).to(call.residual.dtype).contiguous()
-    options = (call.weight, call.bias, call.eps, call.offset, call.casting_mode)
-    if call.gate is None:
-        result, rstd = forward(u, *options, call.x.dtype)
-    else:
-        result, rstd = gated_forward(u, call.gate, *options, call.activation, call.norm_before_gate)
+    result, rstd = _normalised(call, u)
     quantised = call.dtype.itemsize == 1
     y, scale = quantise(result, call.dtype) if quantised else (result.to(call.dtype).contiguous(), None)
     fp32 = result.clone(memory_format=torch.contiguous_format) if call.return_fp32 else None
@@ -62,16 +58,29 @@ def compute_forward(call: Forward) -> tuple[Tensor | None, ...]:
 
 def compute_backward(call: Backward) -> tuple[Tensor | None, ...]:
     """dx, dgate, dweight and dbias; None for what is not asked for."""
-    options = (call.weight, call.bias, call.rstd, call.offset, call.casting_mode)
-    needs, dgate = (call.need_dweight, call.need_dbias), None
-    if call.gate is None:
-        dx, *parameters = backward(call.dy, call.x, *options, call.rounded_to, *needs)
-    else:
-        gating = (call.activation, call.norm_before_gate)
-        dx, dgate, *parameters = gated_backward(call.dy, call.x, call.gate, *options, *gating, *needs)
-        dgate = dgate.to(call.gate.dtype).contiguous() if call.need_dgate else None
+    wide, g, exact = call.x.to(call.rstd.dtype), call.dy.to(call.rstd.dtype), call.rstd.dtype
+    act = slope = dgate = None
+    if call.gate is not None:
+        act, slope = _activate(call.gate.to(exact), call.activation)
+        if call.norm_before_gate:
+            z = _round_weighted(_weighted(call, wide, call.rstd, call.rounded_to), call, call.rounded_to)
+            g, dgate = g * act, g * z * slope
+    u = wide if act is None or call.norm_before_gate else wide * act
+    n = _normalise(u, call.rstd, call.casting_mode, call.rounded_to)
+    dweight = _sum_rows(g * n, call.weight) if call.need_dweight else None
+    dbias = _sum_rows(g, call.bias) if call.need_dbias else None
+    if call.weight is not None:
+        g = g * _scale(call.weight, call.offset, call.casting_mode, call.rounded_to, exact)
+    dx = (g - n * (g * n).mean(-1, keepdim=True)) * call.rstd.unsqueeze(-1)
+    if act is not None and not call.norm_before_gate:
+        dx, dgate = dx * act, dx * wide * slope
     total = dx if call.dsum is None else dx + call.dsum
-    return total.to(call.x.dtype).contiguous() if call.need_dx else None, dgate, *parameters
+    return (
+        total.to(call.x.dtype).contiguous() if call.need_dx else None,
+        dgate.to(call.gate.dtype).contiguous() if call.need_dgate and dgate is not None else None,
+        dweight,
+        dbias,
+    )
 
 
 def compute_backward_(call: Backward) -> tuple[Tensor | None, ...]:
@@ -103,9 +112,8 @@ def compute_qk_forward(call: QK) -> tuple[Tensor | None, ...]:
     results = []
     q, k, _ = split(call.qkv, call.n_heads, call.n_kv_heads)
     for part, weight in ((q, call.q_weight), (k, call.k_weight)):
-        x = _rows(part, weight)
-        y, rstd = forward(x, weight, None, call.eps, call.offset, call.casting_mode, x.dtype)
-        results.append((y.to(x.dtype).contiguous().view(part.shape), rstd.contiguous() if call.save_rstd else None))
+        y, _, _, rstd, _ = compute_forward(call.norm(_rows(part, weight), weight))
+        results.append((y.view(part.shape), rstd))
     (q, q_rstd), (k, k_rstd) = results
     return q, k, q_rstd, k_rstd
 
@@ -129,11 +137,9 @@ def compute_qk_backward(call: QKBackward) -> tuple[Tensor | None, ...]:
             gradients.append(None)
             dweights.append(None)
             continue
-        x, options = _rows(part, weight), (call.offset, call.casting_mode, part.dtype)
-        dx, dweight, _ = backward(
-            _rows(dy, weight), x, weight, None, rstd, *options, need_dweight and weight is not None, False
-        )
-        gradients.append(dx.view(part.shape))
+        norm = call.norm(_rows(dy, weight), _rows(part, weight), weight, rstd, need_dweight and weight is not None)
+        dx, _, dweight, _ = compute_backward(norm)
+        gradients.append(None if dx is None else dx.view(part.shape))
         dweights.append(dweight)
     if dqkv is not None:
         for into, gradient in zip(split(dqkv, *heads), (*gradients, call.dv), strict=True):
@@ -154,88 +160,15 @@ def _by_head(rstd: Tensor, call: Forward) -> Tensor:
     return rstd.movedim(-1, 0).contiguous().movedim(0, -1) if call.has_heads() else rstd.contiguous()
 
 
-def forward(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    offset: float,
-    casting_mode: str,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    """y [..., D], not rounded yet, and rstd [...] of x [..., D]. `dtype`: what To.X stands for; x may be wider."""
-    wide = x.to(statistics_dtype(x.dtype))
-    rstd = torch.rsqrt(_mean(wide.square()) + eps)
-    return _weighted(wide, weight, bias, rstd, offset, casting_mode, dtype), rstd
-
-
-def backward(
-    dy: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    rstd: Tensor,
-    offset: float,
-    casting_mode: str,
-    dtype: torch.dtype,
-    need_dweight: bool,
-    need_dbias: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """dx in the arithmetic's dtype (not rounded yet), dweight and dbias in their own, None where not needed."""
-    g, wide = dy.to(rstd.dtype), x.to(rstd.dtype)
-    normalised = _normalise(wide, rstd, casting_mode, dtype)
-    dweight = _sum_rows(g * normalised, weight) if need_dweight else None
-    dbias = _sum_rows(g, bias) if need_dbias else None
-    if weight is not None:
-        g = g * _scale(weight, offset, casting_mode, dtype, rstd.dtype)
-    dx = (g - normalised * (g * normalised).mean(-1, keepdim=True)) * rstd.unsqueeze(-1)
-    return dx, dweight, dbias
-
-
-def gated_forward(
-    x: Tensor,
-    gate: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    offset: float,
-    casting_mode: str,
-    activation: str,
-    norm_before_gate: bool,
-) -> tuple[Tensor, Tensor]:
-    """y [..., D], not rounded yet, and rstd [...] of x and gate [..., D]."""
-    act, _ = _activate(gate.to(statistics_dtype(x.dtype)), activation)
-    wide = x.to(act.dtype)
-    if not norm_before_gate:
-        return forward(wide * act, weight, bias, eps, offset, casting_mode, x.dtype)
-    y, rstd = forward(wide, weight, bias, eps, offset, casting_mode, x.dtype)
-    return _round_weighted(y, weight, casting_mode, x.dtype) * act, rstd
-
-
-def gated_backward(
-    dy: Tensor,
-    x: Tensor,
-    gate: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    rstd: Tensor,
-    offset: float,
-    casting_mode: str,
-    activation: str,
-    norm_before_gate: bool,
-    need_dweight: bool,
-    need_dbias: bool,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """dx and dgate in the arithmetic's dtype (not rounded yet), dweight and dbias in their own, None where not needed."""
-    act, slope = _activate(gate.to(rstd.dtype), activation)
-    wide, g = x.to(rstd.dtype), dy.to(rstd.dtype)
-    options = (weight, bias, rstd, offset, casting_mode, x.dtype)
-    if norm_before_gate:
-        z = _round_weighted(_weighted(wide, *options), weight, casting_mode, x.dtype)
-        dx, dweight, dbias = backward(g * act, wide, *options, need_dweight, need_dbias)
-        return dx, g * z * slope, dweight, dbias
-    du, dweight, dbias = backward(g, wide * act, *options, need_dweight, need_dbias)
-    return du * act, du * wide * slope, dweight, dbias
+def _normalised(call: Forward, u: Tensor) -> tuple[Tensor, Tensor]:
+    """y [..., D], not rounded yet, and rstd [...] of u [..., D]: the call's x, or its sum."""
+    act, wide, dtype = None, u.to(statistics_dtype(u.dtype)), call.x.dtype
+    if call.gate is not None:
+        act, _ = _activate(call.gate.to(wide.dtype), call.activation)
+        wide = wide if call.norm_before_gate else wide * act
+    rstd = torch.rsqrt(_mean(wide.square()) + call.eps)
+    y = _weighted(call, wide, rstd, dtype)
+    return y if act is None or not call.norm_before_gate else _round_weighted(y, call, dtype) * act, rstd
 
 
 def quantise(y: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -262,27 +195,19 @@ def _activate(gate: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     return torch.nn.functional.silu(gate), sigmoid + gate * sigmoid * (1 - sigmoid)
 
 
-def _weighted(
-    wide: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    rstd: Tensor,
-    offset: float,
-    casting_mode: str,
-    dtype: torch.dtype,
-) -> Tensor:
-    """x rstd (offset + weight) + bias, in the arithmetic's dtype."""
-    y = _normalise(wide, rstd, casting_mode, dtype)
-    if weight is not None:
-        y = y * _scale(weight, offset, casting_mode, dtype, wide.dtype)
-    if bias is not None:
-        y = _round_weighted(y, weight, casting_mode, dtype) + _scale(bias, 0.0, casting_mode, dtype, wide.dtype)
+def _weighted(call: Forward | Backward, wide: Tensor, rstd: Tensor, dtype: torch.dtype) -> Tensor:
+    """x rstd (offset + weight) + bias, in the arithmetic's dtype. `dtype`: what To.X stands for; x may be wider."""
+    y = _normalise(wide, rstd, call.casting_mode, dtype)
+    if call.weight is not None:
+        y = y * _scale(call.weight, call.offset, call.casting_mode, dtype, wide.dtype)
+    if call.bias is not None:
+        y = _round_weighted(y, call, dtype) + _scale(call.bias, 0.0, call.casting_mode, dtype, wide.dtype)
     return y
 
 
-def _round_weighted(y: Tensor, weight: Tensor | None, casting_mode: str, dtype: torch.dtype) -> Tensor:
+def _round_weighted(y: Tensor, call: Forward | Backward, dtype: torch.dtype) -> Tensor:
     """The product with the weight, rounded for the addition of a bias or the product with a gate."""
-    return y if weight is None else _round(y, casting(casting_mode).weighted, dtype, weight)
+    return y if call.weight is None else _round(y, casting(call.casting_mode).weighted, dtype, call.weight)
 
 
 def _sum_rows(terms: Tensor, parameter: Tensor | None) -> Tensor:
