@@ -5,7 +5,7 @@ import npu_tiling
 import pytest
 import torch
 from npu_fused_linear_cross_entropy import call as rows
-from npu_fused_linear_cross_entropy.call import Forward, Options
+from npu_fused_linear_cross_entropy.call import Forward, LinearCrossEntropyOutput, Options
 from npu_fused_linear_cross_entropy.loss import TargetFacts, kernels, reference
 from npu_fused_linear_cross_entropy.loss.rows import RowKernel, row_tiling
 from npu_tiling import device_for
@@ -72,8 +72,18 @@ def facts_of(on, chip, tensors, options, dtype, scale):
 def losses_of(on, chip, facts, statistics, options, shape):
     nothing = (None, None, None, None, None)
     x, weight, target = (torch.empty(each, dtype=statistics.dtype, device="meta") for each in ((*shape, 1), (2, 1), shape))
-    results = Forward(x, weight, target, *nothing, options).results()
-    return run_once(lambda p, s, *f: on.losses(p, TargetFacts(*f), s, options, results), chip, statistics, *facts)
+    call = Forward(x, weight, target, *nothing, options)
+
+    def write(p, statistics, *facts):
+        outputs = outputs_of(p, call)
+        on.losses(p, TargetFacts(*facts), statistics, options, outputs)
+        return outputs
+
+    return run_once(write, chip, statistics, *facts)
+
+
+def outputs_of(p, call):
+    return [p.new(call.results()[name]) for name in LinearCrossEntropyOutput._fields]
 
 
 def coefficients_of(on, chip, facts, statistics, options, *upstream):
@@ -213,7 +223,8 @@ def test_a_tiling_in_place_of_a_refused_one_has_programs_of_its_own(kernel):
     p = Plan(chip, replaced={(kernel.function, refused): smaller})
     target, statistics = p.argument(torch.empty(tokens, dtype=torch.int64)), p.argument(torch.empty(7, tokens))
     facts = kernels.target_facts(p, target, None, None, options, torch.float32, None)
-    kernels.losses(p, facts, statistics, options, Forward(*[torch.empty(tokens, 1)] * 3, *[None] * 5, options).results())
+    outputs = outputs_of(p, Forward(*[torch.empty(tokens, 1)] * 3, *[None] * 5, options))
+    kernels.losses(p, facts, statistics, options, outputs)
     kernels.coefficients(p, facts, statistics, options, 1.0, None)
     kernels.join(p, p.argument(torch.empty(2, 7, tokens)), statistics)
     (launch,) = (each for each in p.launches if each.kernel == kernel.function)

@@ -194,12 +194,7 @@ def _scale_(call: Any) -> tuple[()]:
 
 
 FORWARD = LossOperator(
-    "forward",
-    calls.Forward,
-    ("loss", "z_loss", "token_accuracy", "predicted_tokens", "lse", "entropy"),
-    "loss.ways",
-    calls.Backward,
-    upstream=(0, 5),
+    "forward", calls.Forward, calls.LinearCrossEntropyOutput._fields, "loss.ways", calls.Backward, upstream=(0, 5)
 )
 DISTILLATION = LossOperator(
     "distillation", calls.Distillation, ("loss", "soft", "hard"), "distillation.plan", calls.DistillationBackward, (0,)

@@ -22,6 +22,7 @@ The functions at the end add this arithmetic to a plan, as kernels.py adds launc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -47,7 +48,6 @@ from ..call import (
     K,
     Options,
     Q,
-    Results,
 )
 from ..head import row
 from ..tokens import MAX_RELATIVE_WEIGHT, are_counted
@@ -114,18 +114,9 @@ def write_target_facts(
     factors[1, 1] = torch.where(of_loss[0] != 0, of_loss[1] / of_loss[0] * relative, 0.0)
 
 
-def write_losses(
-    statistics: Tensor,
-    facts: TargetFacts,
-    loss: Tensor,
-    z_loss: Tensor | None,
-    token_accuracy: Tensor | None,
-    predicted_tokens: Tensor | None,
-    lse: Tensor | None,
-    entropy: Tensor | None,
-    options: Options,
-) -> None:
-    """Writes the outputs that the caller asked for, from the statistics of all rows."""
+def write_losses(statistics: Tensor, facts: TargetFacts, options: Options, loss: Tensor, *others: Tensor | None) -> None:
+    """Writes the outputs that the caller asked for, from the statistics of all rows; see `LinearCrossEntropyOutput`."""
+    z_loss, token_accuracy, predicted_tokens, lse, entropy = others
     columns, target_weight, factors = facts.columns, facts.target_weight, facts.factors[0]
     maximum, log = statistics[MAXIMUM], statistics[SUM].log()
     of_lse, nll = maximum + log, (maximum - statistics[TARGET]) + log
@@ -313,11 +304,8 @@ def target_facts(
     return TargetFacts(columns, target_weight, factors, row(p, factors, 0 if unfinished is None else 1), unfinished)
 
 
-def losses(p: Plan, facts: TargetFacts, statistics: Any, options: Options, results: Results) -> tuple[Any, ...]:
-    names = ("loss", "z_loss", "token_accuracy", "predicted_tokens", "lse", "entropy")
-    outputs = tuple(p.new(results[name]) for name in names)
-    p.torch(write_losses, statistics, facts, *outputs, options, writes=outputs)
-    return outputs
+def losses(p: Plan, facts: TargetFacts, statistics: Any, options: Options, outputs: Sequence[Any]) -> None:
+    p.torch(write_losses, statistics, facts, options, *outputs, writes=outputs)
 
 
 def coefficients(p: Plan, facts: TargetFacts, statistics: Any, options: Options, dloss: Any, dentropy: Any) -> Any:

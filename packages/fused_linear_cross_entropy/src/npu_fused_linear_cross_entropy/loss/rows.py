@@ -11,6 +11,7 @@ Numbers are compared in fp32: compares of integers are loops over elements on As
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from math import ceil
@@ -25,7 +26,7 @@ from npu_tiling.launch import CountTiling
 from npu_tiling.plans import Plan
 
 from .. import call
-from ..call import COEFFICIENTS, FP32, INT32, INT64, Options, Results
+from ..call import COEFFICIENTS, FP32, INT32, INT64, Options
 from ..formula import merge_statistics, merge_totals, row_coefficients
 from ..head import moved, row, sum_of_rows
 from . import TargetFacts
@@ -548,16 +549,14 @@ def target_facts(
     return TargetFacts(columns, target_weight, factors, factors if unfinished is None else row(p, factors, 1), unfinished)
 
 
-def losses(p: Plan, facts: TargetFacts, statistics: Any, options: Options, results: Results) -> tuple[Any, ...]:
-    """The first six of a loss's results; see `write_losses` in reference.py."""
+def losses(p: Plan, facts: TargetFacts, statistics: Any, options: Options, outputs: Sequence[Any]) -> None:
+    """See `write_losses` in reference.py."""
     is_reduced, tokens = options.reduction != "none", statistics.shape[1]
     is_summed = is_reduced or options.return_token_accuracy
     name = "cross_entropy_losses_kernel"
     tiling = p.decide(name, row_tiling(RowKernel.LOSSES, p.chip))
     grid = tiling.grid_of_sums(tokens) if is_summed else tiling.grid(tokens)
     partials = p.new(Empty((grid, _LANES), FP32)) if is_summed and grid > 1 else None
-    names = ("loss", "z_loss", "token_accuracy", "predicted_tokens", "lse", "entropy")
-    outputs = tuple(p.new(results[name]) for name in names)
     parameters = ("p_loss", "p_z_loss", "p_accuracy", "p_predicted", "p_lse", "p_entropy")
     written = dict(zip(parameters, outputs, strict=True))
     of_rows = {"p_statistics": statistics, "p_columns": facts.columns, "p_target_weight": facts.target_weight}
@@ -586,7 +585,6 @@ def losses(p: Plan, facts: TargetFacts, statistics: Any, options: Options, resul
             writes={each: written[each] for each in parameters[:3]},
             sizes={"n_partials": grid},
         )
-    return outputs
 
 
 def coefficients(p: Plan, facts: TargetFacts, statistics: Any, options: Options, dloss: Any, dentropy: Any) -> Any:

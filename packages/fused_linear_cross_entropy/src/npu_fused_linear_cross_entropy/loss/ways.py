@@ -20,7 +20,7 @@ from npu_tiling.plans import Plan
 from torch import Tensor
 
 from .. import matmul
-from ..call import STATISTICS, TARGET, TOTAL, Backward, Forward, K, is_unfinished
+from ..call import STATISTICS, TARGET, TOTAL, Backward, Forward, K, LinearCrossEntropyOutput, is_unfinished
 from ..decide import Task, Way, choose, pitch, token_groups
 from ..head import EVERYTHING, Head, check_columns, flat, linear, part, row, rows_in, shape_of, transposed
 from ..tiling import is_possible
@@ -160,13 +160,16 @@ class Loss:
 
     def losses(self, statistics: Any, results: dict[str, Any]) -> tuple[Any, ...]:
         """The six outputs that the caller asked for."""
+        makes = [results[name] for name in LinearCrossEntropyOutput._fields]
+        if self.factors is not None:
+            makes[:2] = [each and Empty(self.factors.shape, each.dtype) for each in makes[:2]]
+        outputs = tuple(map(self.p.new, makes))
+        self.steps.losses(self.p, self.facts, statistics, self._row_options, outputs)
         if self.factors is None:
-            return tuple(self.steps.losses(self.p, self.facts, statistics, self._row_options, results))
-        each = {name: results[name] and Empty(self.factors.shape, results[name].dtype) for name in ("loss", "z_loss")}
-        loss, z_loss, *others = self.steps.losses(self.p, self.facts, statistics, self._row_options, results | each)
+            return outputs
         number = Empty((), self.tiling.exact)
-        sums = (of and self.p.torch(torch.dot, of, self.factors, makes=number) for of in (loss, z_loss))
-        return *sums, *others
+        sums = (of and self.p.torch(torch.dot, of, self.factors, makes=number) for of in outputs[:2])
+        return *sums, *outputs[2:]
 
 
 def by_columns(loss: Loss, statistics: Any, upstream: Upstream) -> None:
