@@ -284,7 +284,8 @@ def forward_of_columns(p: Plan, call: Forward, v: Sources, results: dict[str, An
 
 def backward_of_columns(p: Plan, call: Backward, v: Sources, dh: Any) -> tuple[Any, Any]:
     """The gradients of query and rms_weight; those of the blocks are written where `v` says."""
-    do = p.view(dh, (v.n_tokens, 1, v.width), (row_stride(dh.shape, dh.strides), v.width, 1))
+    step: Any = row_stride(dh.shape, dh.strides)
+    do = p.view(dh, (v.n_tokens, 1, v.width), (step, v.width, 1))
     score: Any = call.score
     score = p.view(score, (*score.shape, 1), (*score.strides, 1))
     return gradients(p, v, do, score, call.rstd, None, (call.query, call.rms_weight), call.need_weights)

@@ -66,10 +66,10 @@ def qk_backward(p: Plan, call: QKBackward) -> tuple[Slot | None, ...]:
     given: list[Any] = [call.dq, call.dk, call.dv]
     of_q, of_k = (call.q_weight, call.q_rstd, call.need_dq_weight), (call.k_weight, call.k_rstd, call.need_dk_weight)
     norms: list[Any] = [None, None]
-    for i, (weight, *saved) in enumerate((of_q, of_k)):
+    for i, (weight, rstd, need_dweight) in enumerate((of_q, of_k)):
         if given[i] is not None:
             x = _rows(p, all_parts[i].of(p, call.qkv, width), weight)
-            norms[i] = call.norm(_rows(p, given[i], weight), x, weight, *saved)
+            norms[i] = call.norm(_rows(p, given[i], weight), x, weight, rstd, need_dweight)
     rows_into = [
         None if each is None else _rows(p, each, weight)
         for each, weight in zip(into, (call.q_weight, call.k_weight), strict=False)

@@ -58,29 +58,28 @@ def compute_forward(call: Forward) -> tuple[Tensor | None, ...]:
 
 def compute_backward(call: Backward) -> tuple[Tensor | None, ...]:
     """dx, dgate, dweight and dbias; None for what is not asked for."""
-    wide, g, exact = call.x.to(call.rstd.dtype), call.dy.to(call.rstd.dtype), call.rstd.dtype
-    act = slope = dgate = None
+    exact, dtype, dgate = call.rstd.dtype, call.rounded_to, None
+    u = wide = call.x.to(exact)
+    g = call.dy.to(exact)
     if call.gate is not None:
         act, slope = _activate(call.gate.to(exact), call.activation)
         if call.norm_before_gate:
-            z = _round_weighted(_weighted(call, wide, call.rstd, call.rounded_to), call, call.rounded_to)
+            z = _round_weighted(_weighted(call, wide, call.rstd, dtype), call, dtype)
             g, dgate = g * act, g * z * slope
-    u = wide if act is None or call.norm_before_gate else wide * act
-    n = _normalise(u, call.rstd, call.casting_mode, call.rounded_to)
+        else:
+            u = wide * act
+    n = _normalise(u, call.rstd, call.casting_mode, dtype)
     dweight = _sum_rows(g * n, call.weight) if call.need_dweight else None
     dbias = _sum_rows(g, call.bias) if call.need_dbias else None
     if call.weight is not None:
-        g = g * _scale(call.weight, call.offset, call.casting_mode, call.rounded_to, exact)
+        g = g * _scale(call.weight, call.offset, call.casting_mode, dtype, exact)
     dx = (g - n * (g * n).mean(-1, keepdim=True)) * call.rstd.unsqueeze(-1)
-    if act is not None and not call.norm_before_gate:
+    if call.gate is not None and not call.norm_before_gate:
         dx, dgate = dx * act, dx * wide * slope
+    if call.gate is not None and dgate is not None:
+        dgate = dgate.to(call.gate.dtype).contiguous() if call.need_dgate else None
     total = dx if call.dsum is None else dx + call.dsum
-    return (
-        total.to(call.x.dtype).contiguous() if call.need_dx else None,
-        dgate.to(call.gate.dtype).contiguous() if call.need_dgate and dgate is not None else None,
-        dweight,
-        dbias,
-    )
+    return total.to(call.x.dtype).contiguous() if call.need_dx else None, dgate, dweight, dbias
 
 
 def compute_backward_(call: Backward) -> tuple[Tensor | None, ...]:
@@ -113,6 +112,7 @@ def compute_qk_forward(call: QK) -> tuple[Tensor | None, ...]:
     q, k, _ = split(call.qkv, call.n_heads, call.n_kv_heads)
     for part, weight in ((q, call.q_weight), (k, call.k_weight)):
         y, _, _, rstd, _ = compute_forward(call.norm(_rows(part, weight), weight))
+        assert y is not None
         results.append((y.view(part.shape), rstd))
     (q, q_rstd), (k, k_rstd) = results
     return q, k, q_rstd, k_rstd
