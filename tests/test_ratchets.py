@@ -15,10 +15,10 @@ from tools.workspace import ROOT, read_packages
 # Of the sources of a package: files, lines, and of an operator the share of its lines that is device code, in hundredths.
 MOST = {
     "npu_tiling": (20, 5922, 0),
-    "rms_norm": (23, 5029, 17),
-    "embedding": (22, 5398, 28),
-    "attn_res": (29, 6864, 21),
-    "fused_linear_cross_entropy": (41, 10206, 16),
+    "rms_norm": (23, 5030, 17),
+    "embedding": (22, 5399, 27),
+    "attn_res": (29, 6865, 21),
+    "fused_linear_cross_entropy": (41, 10208, 15),
 }
 MOST_PARAMETERS = 35  # of a kernel, or of a function that kernels call
 WANTED_PARAMETERS, MOST_ABOVE = 26, 18  # how many functions have more

@@ -10,6 +10,7 @@ import torch
 from npu_tiling import models
 from npu_tiling.dispatch import as_constant, is_autocast
 from npu_tiling.dtensor import is_distributed
+from npu_tiling.models import Patch
 from torch import Tensor, nn
 
 from .keys import attn_res_keys
@@ -22,7 +23,7 @@ KNOWN = {
 }
 
 
-def patch(model: nn.Module) -> models.Patch:
+def patch(model: nn.Module) -> Patch:
     """Let `attn_res_keys` compute the attention residuals of transformers' Inkling 2 and its looped variant.
 
     Each module gets a class derived from its own, whose forward reads the block states and the partial one where they lie;

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from npu_tiling import models
+from npu_tiling.models import Patch
 from torch import Tensor, nn
 
 from .api import Embedding, other_dtype
@@ -21,7 +22,7 @@ _NGRAM = "Qwen4ExpTextNGramEmbedding"
 _IDS = 2  # which of a layer's states in transformers' cache has the last ids
 
 
-def patch(model: nn.Module) -> models.Patch:
+def patch(model: nn.Module) -> Patch:
     """Let `embedding` look up the rows of a model's embeddings: torch.nn.Embedding, and transformers' scaled embeddings.
 
     A torch.nn.Embedding becomes an `Embedding`, one of its subclasses a class derived from both, whose own forward is kept;

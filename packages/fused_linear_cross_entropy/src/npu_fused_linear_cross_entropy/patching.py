@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from npu_tiling import arguments, models
 from npu_tiling.dispatch import as_constant
+from npu_tiling.models import Patch
 from torch import Tensor, nn
 
 from .api import causal_lm_loss, fused_linear_cross_entropy
@@ -36,7 +37,7 @@ def patch(
     accum_dtype: torch.dtype | None = None,
     chunk_tokens: int | None = None,
     memory_budget: int | None = None,
-) -> models.Patch:
+) -> Patch:
     """Let `causal_lm_loss` compute the training loss of transformers' language models, without their logits.
 
     Called in training mode and with labels, a patched model returns that loss, and `logits=None`, with a warning the first

@@ -19,6 +19,7 @@ import torch
 from npu_tiling import models
 from npu_tiling.calls import statistics_dtype
 from npu_tiling.dispatch import as_constant, is_autocast, is_cast_by_autocast
+from npu_tiling.models import Patch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -99,7 +100,7 @@ GEMMA = Formula(_variants(Variant("gemma", 1.0)), "eps")
 TORCH = Formula(_variants(Variant("gemma")), "eps", under_autocast=_variants(Variant("gemma", dtype=torch.float32)))
 
 
-def patch(model: nn.Module) -> models.Patch:
+def patch(model: nn.Module) -> Patch:
     """Let `rms_norm` and `gated_rms_norm` compute the RMSNorms of a model, whatever their classes are called.
 
     Each module gets a class derived from its own, whose forward calls `rms_norm` with that class's roundings and eps;

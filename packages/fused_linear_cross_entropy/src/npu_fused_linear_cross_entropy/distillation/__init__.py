@@ -19,6 +19,7 @@ from torch.distributed import ProcessGroup
 
 from .. import checks, tokens
 from ..call import Distillation, DistillationLoss, DistillationOptions, LogProbs, replaced, whole_shape
+from ..checks import Teacher
 from ..log_probs import linear_log_probs
 from ..operator import DISTILLATION
 
@@ -32,7 +33,7 @@ def linear_distillation_loss(
     target: Tensor | None = None,
     bias: Tensor | None = None,
     *,
-    teacher: checks.Teacher | tuple[Tensor, ...] | None = None,
+    teacher: Teacher | tuple[Tensor, ...] | None = None,
     teacher_probs: Tensor | None = None,
     teacher_top_k: tuple[Tensor, Tensor] | None = None,
     divergence: str = "forward_kl",

@@ -1,7 +1,7 @@
 """xDSL's parser, faster on what MLIR prints: one operation a line, and thousands of lines that end alike.
 
-A line is split by a regular expression, and what stands behind its operands (properties, attributes, types) is parsed by xDSL
-once for all lines that have it. The types of a block's arguments are too. Everything else is xDSL's parser.
+A line is split by a regular expression, and what stands behind its operands (properties, attributes, types) is parsed by
+xDSL once for all lines that have it. The types of a block's arguments are too. Everything else is xDSL's parser.
 """
 
 from __future__ import annotations
