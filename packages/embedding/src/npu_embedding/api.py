@@ -100,7 +100,7 @@ def embedding(
     first_row, n_total = _check(weight, vocab_range, num_embeddings)
     padding = padding_row(padding_idx, weight.shape[0] if vocab_range is None else num_embeddings)
     if max_norm is not None:
-        arguments.number("max_norm", max_norm, least=0, finite=False)
+        arguments.number("max_norm", max_norm, least=0, finite=False, or_none=True)
         max_norm = float(max_norm)  # also beyond fp32: a row whose norm is infinite is larger
     if multiplier is not None:
         multiplier = arguments.number("multiplier", multiplier, or_none=True)

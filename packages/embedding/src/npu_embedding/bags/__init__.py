@@ -86,7 +86,7 @@ def embedding_bag(
     dtype = check_table(indices, weight, row_scales, dtype)
     padding = padding_row(padding_idx, len(weight))
     if max_norm is not None:
-        arguments.number("max_norm", max_norm, least=0, finite=False)
+        arguments.number("max_norm", max_norm, least=0, finite=False, or_none=True)
         max_norm = float(max_norm)  # also beyond fp32: a row whose norm is infinite is larger
     norm_type = arguments.number("norm_type", norm_type, finite=False)
     arguments.flags(scale_grad_by_freq=scale_grad_by_freq, sparse=sparse, include_last_offset=include_last_offset)
