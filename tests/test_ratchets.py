@@ -18,7 +18,7 @@ MOST = {
     "rms_norm": (23, 5030, 17),
     "embedding": (22, 5399, 27),
     "attn_res": (29, 6865, 21),
-    "fused_linear_cross_entropy": (41, 10208, 15),
+    "fused_linear_cross_entropy": (41, 10234, 15),
 }
 MOST_PARAMETERS = 35  # of a kernel, or of a function that kernels call
 WANTED_PARAMETERS, MOST_ABOVE = 26, 18  # how many functions have more

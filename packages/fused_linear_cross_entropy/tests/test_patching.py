@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -292,6 +293,22 @@ def test_to_look_at_a_model_changes_nothing():
     patch(ours).undo()
     assert vars(ours) == before
     assert all(torch.equal(each, ours.state_dict()[name]) for name, each in content.items())
+
+
+@pytest.mark.parametrize("of", ["config", "config.text_config", "base", ""])
+def test_a_factor_of_the_logits_that_changes_is_followed(of):
+    def owner(of_model):
+        return functools.reduce(getattr, of.split(".") if of else (), of_model)
+
+    ours, ids = model(logits_of=lambda self, x: self.lm_head(x) * owner(self).logit_scale), torch.randint(VOCABULARY, (2, 7))
+    ours.config.text_config, ours.base_model_prefix, owner(ours).logit_scale = SimpleNamespace(), "base", 2.0
+    report = patch(ours)
+    assert ours(ids, labels=ids).logits is None and not report.fell_back
+    owner(ours).logit_scale = 3.0
+    with pytest.warns(UserWarning, match=f"its {of and f'{of}.'}logit_scale is 3.0 and was 2.0 when it was patched"):
+        found = ours(ids, labels=ids)
+    report.undo()
+    torch.testing.assert_close(found.loss, ours(ids, labels=ids).loss)
 
 
 def test_head_with_hooks_is_left():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import re
 import threading
 import warnings
 from collections.abc import Iterator
@@ -112,7 +113,30 @@ def _logits_of_loss_function(module: Any, name: str, own: Any, evaluation: bool)
         return f"{_UNKNOWN}: {made}"
     if evaluation and _Probe(module, name, training=False).logits() != made:
         return f"{_UNKNOWN}: it changes its logits otherwise in evaluation"
-    return made
+    return made._replace(numbers=tuple(_numbers(module)))
+
+
+def _numbers(model: Any) -> Iterator[tuple[str, str, float | None]]:
+    """Numbers whose name says that logits may be multiplied by them, or capped at them."""
+    for path in ("", "config", "config.text_config", getattr(model, "base_model_prefix", "")):
+        for name, value in getattr(_owner(model, path), "__dict__", {}).items():
+            if re.search("logit|cap|scal|multiplier", name) and (value is None or type(value) in (int, float)):
+                yield path, name, value
+
+
+def _owner(model: Any, path: str) -> Any:
+    for name in path.split(".") if path else ():
+        model = getattr(model, name, None)
+    return model
+
+
+def _changed(model: Any) -> str | None:
+    """Why the model may make its logits otherwise than when it was patched; None if nothing says so."""
+    for path, name, was in model.made.numbers:
+        now = getattr(_owner(model, path), name, None)
+        if now != was:
+            return f"its {path and f'{path}.'}{name} is {now} and was {was} when it was patched"
+    return None
 
 
 class _Logits(NamedTuple):
@@ -120,12 +144,14 @@ class _Logits(NamedTuple):
 
     Attributes:
         in_forward: its forward itself calls torch's cross entropy with them, and no loss function.
+        numbers: what that may follow from, as it was: of which module or configuration, the name, the value.
     """
 
     head: str
     logit_scale: float
     softcap: float | None
     in_forward: bool = False
+    numbers: tuple[tuple[str, str, float | None], ...] = ()
 
     @property
     def eager_alone(self) -> bool:
@@ -519,7 +545,7 @@ def _fuses(model: Any, known: type[Any], given: dict[str, Any]) -> bool:
         reason = "it is compiled, and its head or its loss is where compilers do not follow ours"
     else:
         reason = _other_cross_entropy() if model.made.in_forward else _other_loss(known, model.loss_function)
-    reason = reason or _hooks_above(model, name) or models.called_otherwise(head, name, nn.Linear)
+    reason = reason or _changed(model) or _hooks_above(model, name) or models.called_otherwise(head, name, nn.Linear)
     if reason is not None:  # such a head may have no weight
         return models.stands_for(model, known, reason, labels=given["labels"])
     tensors = {each: given.get(each) for each in ("labels", "input_ids", "inputs_embeds")}
