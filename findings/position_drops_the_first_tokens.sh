@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# Megatron's moe_token_drop_policy="position" keeps the last tokens of a batch on a CPU and leaves the first ones out: the reverse of its manual.
+# Megatron's moe_token_drop_policy="position" keeps the last tokens of a batch on a CPU and leaves the first ones out; a GPU does the reverse.
 #
 # Versions: megatron-core 0.16.1, the last one for Python 3.11, torch 2.13.0 (a CPU build is enough), numpy 2.4.6.
 # Input: apply_router_token_dropping(..., drop_policy="position") of 16, 64 and 1024 tokens, all for the first of two experts, with the capacity
 #   for half of them.
-# Expected: "tokens at the end of each batch will be dropped", as TransformerConfig has it, and as DeepSpeed's policy of this name does.
-# Seen on 2026-12-01, kept tokens: 8 to 15 of 16, 32 to 63 of 64, 512 to 1023 of 1024; DeepSpeed's rule, the running count, keeps the first half
-#   The tokens of an expert are found by topk of ones and zeros, which are all equal: which of them it takes is not defined. A causal
-#   model loses the beginning of its sequences. No GPU was asked.
+# Expected: "tokens at the end of each batch will be dropped", as TransformerConfig has it, on each device, and as a running count does it.
+# Seen on 2026-12-01, kept tokens, without a warning:
+#     CPU        8 to 15 of 16, 32 to 63 of 64, 512 to 1023 of 1024
+#     one H200   the first half: its torch.topk of the same numbers, with torch 2.11.0; Megatron did not run there
+#   The tokens of an expert are found by topk of ones and zeros. Which of equal numbers it takes is not defined, and each device has its own answer.
+#   A causal model loses the beginning of its sequences, and a rehearsal on a CPU drops other tokens than the training.
 # A way round: drop_policy="probs", the default.
 set -euo pipefail
 
