@@ -224,3 +224,10 @@ def reshape_in_a_loop(x_ptr, y_ptr, n, BN: tl.constexpr):
     for _ in range(n):
         b = tl.reshape(b, (1, BN))
     tl.store(y_ptr + o, b)
+
+
+@triton.jit
+def polynomial(x_ptr, y_ptr, BN: tl.constexpr):
+    o = tl.arange(0, BN)
+    b = tl.load(x_ptr + o)
+    tl.store(y_ptr + o, (b * b + b) * b - b)

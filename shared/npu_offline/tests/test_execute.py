@@ -39,6 +39,15 @@ def test_bytes_without_a_sign_are_cast_as_such(toolchain, dtype):
     assert torch.equal(y.int(), x.int())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_each_operation_is_rounded(dtype):
+    x, y = torch.randn(256).to(dtype), torch.empty(256, dtype=dtype)
+    with emulate():
+        sample_kernels.polynomial[(1,)](x, y, BN=256)
+    assert torch.equal(y, (x * x + x) * x - x)
+    assert not torch.equal(y.float(), (x.double() * x + x) * x - x)
+
+
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("toolchain", [None, *TOOLCHAINS])
 def test_every_second_element_of_rows_with_a_hint_to_the_compiler(toolchain, first):

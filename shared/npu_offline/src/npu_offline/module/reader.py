@@ -57,8 +57,8 @@ class Reader(Parser):
             properties = self._rest(f"{line[5]} : () -> ()").properties
             self._resume_from(line.start(6))
             regions, tail = self.parse_region_list(), self._current_token.span.start
-            end = self.lexer.input.content.index("\n", tail)
-            rest = self._rest(self.lexer.input.content[tail:end])
+            behind = self.lexer.input.content[tail:].partition("\n")[0]
+            rest, end = self._rest(behind), tail + len(behind)
         else:
             rest, regions, end = self._rest(line[5]), [], line.end()
             properties = rest.properties

@@ -1,13 +1,25 @@
-"""Casts of floating-point numbers to integers, which LLVM leaves undefined for NaN: it becomes 0, as in final modules."""
+"""Casts that MLIR's passes and LLVM leave open: of NaN to integers, which is 0 as in final modules; between operations."""
 
 from __future__ import annotations
 
-from xdsl.dialects.builtin import IntegerAttr, IntegerType, ModuleOp, TensorType, i1, i32, i64
+from xdsl.dialects.builtin import (
+    BFloat16Type,
+    Float16Type,
+    IntegerAttr,
+    IntegerType,
+    ModuleOp,
+    TensorType,
+    f32,
+    i1,
+    i32,
+    i64,
+)
 from xdsl.ir import Attribute, Operation
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from ...module.mlir import make, name_of, parse_attribute
 
+_ROUNDED = {"arith.addf", "arith.subf", "arith.mulf", "arith.divf", "arith.remf"}  # and all of math
 _CASTS = ("arith.fptosi", "arith.fptoui")
 _UNORDERED = IntegerAttr(14, i64)  # the predicate "uno" of arith.cmpf
 
@@ -17,6 +29,37 @@ def define_casts(module: ModuleOp) -> None:
     for op in list(module.walk()):
         if name_of(op) in _CASTS:
             _define(op)
+
+
+def round_each(module: ModuleOp) -> None:
+    """Compute what is narrower than fp32 in fp32, and round it to nearest even after each operation.
+
+    MLIR's passes do so too, but let two operations in one loop leave out the cast between them.
+    """
+    for op in list(module.walk()):
+        name = name_of(op)
+        if (name in _ROUNDED or name.startswith("math.")) and _is_narrow(op.results[0].type):
+            widen(op)
+
+
+def widen(op: Operation) -> None:
+    """Let an operation take and give fp32, cast its operands before it and its result behind it."""
+    for place, operand in enumerate(op.operands):
+        if _is_narrow(operand.type):
+            wide = make("arith.extf", [operand], [_like(operand.type, f32)])
+            Rewriter.insert_op(wide, InsertPoint.before(op))
+            op.operands[place] = wide.results[0]
+    result = op.results[0]
+    narrow = make("arith.truncf", [result], [result.type])
+    uses = [use for use in result.uses if use.operation is not narrow]
+    Rewriter.insert_op(narrow, InsertPoint.after(op))
+    for use in uses:
+        use.operation.operands[use.index] = narrow.results[0]
+    Rewriter.replace_value_with_new_type(result, _like(result.type, f32))
+
+
+def _is_narrow(kind: Attribute) -> bool:
+    return isinstance(kind.get_element_type() if isinstance(kind, TensorType) else kind, (Float16Type, BFloat16Type))
 
 
 def _define(op: Operation) -> None:
@@ -38,4 +81,4 @@ def _define(op: Operation) -> None:
 
 def _like(kind: Attribute, element: Attribute) -> Attribute:
     """A tensor of another element type, or that type alone."""
-    return TensorType(element, kind.get_shape()) if isinstance(kind, TensorType) else element
+    return TensorType(element, kind.get_shape(), kind.encoding) if isinstance(kind, TensorType) else element

@@ -27,7 +27,7 @@ from ...module.mlir import make, name_of, parse, parse_attribute, property_of, s
 from ...toolchain.compilers import tool
 from ...toolchain.opt import opt
 from ..c_compiler import has_c_function, host_triple
-from .casts import define_casts
+from .casts import define_casts, round_each
 from .instrument import instrument
 from .library import PRINTING, write_out
 from .memory import keep_tensors_whose_memory_is_read
@@ -51,7 +51,7 @@ _PASSES = (
     "--buffer-deallocation-simplification",
     "--bufferization-lower-deallocations",
     "--convert-linalg-to-loops",
-    # Arithmetic narrower than fp32 is fp32 arithmetic, rounded to nearest even after each operation.
+    # What is still narrower than fp32, minima and the bodies of products, is fp32 arithmetic too.
     "--math-legalize-to-f32",
     "--arith-emulate-unsupported-floats=source-types=bf16,f16 target-type=f32",
     "--arith-expand=include-bf16=true",
@@ -124,6 +124,7 @@ def lower(linalg: str, toolchain: str, *, wide_sums: bool = False) -> str:
     order_products(module)
     if wide_sums:
         widen_sums(module)
+    round_each(module)
     functions = list(parse(opt(program, text(module), *_PASSES, "--mlir-print-op-generic")).body.block.ops)
     kernel = _defined(functions)
     instrument(kernel, [value for value in kernel.regions[0].blocks[0].args if str(value.type) == "!llvm.ptr"])

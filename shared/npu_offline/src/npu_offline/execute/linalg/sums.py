@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from xdsl.dialects.builtin import Float16Type, ModuleOp, TensorType, f32
-from xdsl.ir import Attribute, Operation, SSAValue
-from xdsl.rewriter import InsertPoint, Rewriter
+from xdsl.dialects.builtin import Float16Type, ModuleOp, f32
+from xdsl.ir import Operation
+from xdsl.rewriter import Rewriter
 
-from ...module.mlir import make, name_of
+from ...module.mlir import name_of
+from .casts import widen
 
 _BODY = ["arith.addf", "linalg.yield"]
 
@@ -24,28 +25,10 @@ def _is_narrow_sum(op: Operation) -> bool:
 
 
 def _widen(op: Operation) -> None:
-    wider = [make("arith.extf", [operand], [_wide(operand.type)]) for operand in op.operands]
-    Rewriter.insert_op(wider, InsertPoint.before(op))
-    op.operands = [each.results[0] for each in wider]
-    result = op.results[0]
-    narrow = make("arith.truncf", [result], [result.type])
-    uses = [use for use in result.uses if use.operation is not narrow]
-    Rewriter.insert_op(narrow, InsertPoint.after(op))
-    for use in uses:
-        use.operation.operands[use.index] = narrow.results[0]
-    _retype(result, _wide(result.type))
+    widen(op)
     block = op.regions[0].blocks[0]
     for argument in block.args:
-        _retype(argument, f32)
+        Rewriter.replace_value_with_new_type(argument, f32)
     for inner in block.ops:
         for value in inner.results:
-            _retype(value, f32)
-
-
-def _wide(kind: Attribute) -> Attribute:
-    assert isinstance(kind, TensorType)
-    return TensorType(f32, kind.get_shape(), kind.encoding)
-
-
-def _retype(value: SSAValue, kind: Attribute) -> None:
-    Rewriter.replace_value_with_new_type(value, kind)
+            Rewriter.replace_value_with_new_type(value, f32)
