@@ -14,7 +14,7 @@ from tools.workspace import ROOT, read_packages
 
 # Of the sources of a package: files, lines, and of an operator the share of its lines that is device code, in hundredths.
 MOST = {
-    "npu_tiling": (20, 5922, 0),
+    "npu_tiling": (20, 5929, 0),
     "rms_norm": (23, 5030, 17),
     "embedding": (22, 5399, 27),
     "attn_res": (29, 6865, 21),

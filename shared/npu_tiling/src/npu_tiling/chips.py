@@ -124,8 +124,15 @@ SOCS: Mapping[str, Device] = MappingProxyType({chip.name: chip for chip in _CHIP
 """Every Ascend chip that tilings know, by SoC name."""
 
 
-def _gpu(name: str, arch: str, cores: int, shared_memory: int, *rates: float) -> Device:
-    bandwidth, clock_hz, matrix_flops = rates or (None, None, None)
+def _gpu(
+    name: str,
+    arch: str,
+    cores: int,
+    shared_memory: int,
+    bandwidth: float | None = None,
+    clock_hz: float | None = None,
+    matrix_flops: float | None = None,
+) -> Device:
     return Device(
         name=name,
         kind="cuda",

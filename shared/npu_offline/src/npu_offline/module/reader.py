@@ -57,8 +57,9 @@ class Reader(Parser):
             properties = self._rest(f"{line[5]} : () -> ()").properties
             self._resume_from(line.start(6))
             regions, tail = self.parse_region_list(), self._current_token.span.start
-            behind = self.lexer.input.content[tail:].partition("\n")[0]
-            rest, end = self._rest(behind), tail + len(behind)
+            end = self.lexer.input.content.find("\n", tail)
+            end = self.lexer.input.len if end < 0 else end
+            rest = self._rest(self.lexer.input.content[tail:end])
         else:
             rest, regions, end = self._rest(line[5]), [], line.end()
             properties = rest.properties
