@@ -1,5 +1,8 @@
 """Times and memory of several calls, taken in turns.
 
+Each turn has an order of its own: a GPU at its power limit is faster after a call that leaves units idle, and in one order
+the same call would always come after it.
+
 Three clocks, because they answer different questions:
 
 - device time: time stamps in the device's queue around one call, the last-level cache overwritten before it. The
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,13 +67,12 @@ def device_times(calls: Calls, device: Device, budget_s: float) -> dict[str, Qua
         round_ms += flushes[name] * flush_ms + _batch_ms(call, device, 3)
     stamps: dict[str, list[tuple[Any, Any]]] = {name: [] for name in calls}
     with _no_garbage_collection():
-        for _ in range(_count(budget_s * len(calls), round_ms)):
-            for name, call in calls.items():
-                for _ in range(flushes[name]):
-                    device.flush()
-                start = device.stamp()
-                call()
-                stamps[name].append((start, device.stamp()))
+        for name in _turns(calls, _count(budget_s * len(calls), round_ms)):
+            for _ in range(flushes[name]):
+                device.flush()
+            start = device.stamp()
+            calls[name]()
+            stamps[name].append((start, device.stamp()))
         device.synchronize()
     return {name: Quantiles.of([device.elapsed_ms(*pair) for pair in pairs]) for name, pairs in stamps.items()}
 
@@ -82,9 +85,8 @@ def wall_times(calls: Calls, device: Device, budget_s: float) -> dict[str, Quant
         lengths[name] = max(1, int(budget_s * 1e3 / _WALL_BATCHES / _batch_ms(call, device, 3)))
     batches: dict[str, list[float]] = {name: [] for name in calls}
     with _no_garbage_collection():
-        for _ in range(_WALL_BATCHES):
-            for name, call in calls.items():
-                batches[name].append(_batch_ms(call, device, lengths[name]))
+        for name in _turns(calls, _WALL_BATCHES):
+            batches[name].append(_batch_ms(calls[name], device, lengths[name]))
     return {name: Quantiles.of(values) for name, values in batches.items()}
 
 
@@ -119,6 +121,13 @@ def peak_memory(make_call: Callable[[], Callable[[], Any]], device: Device) -> Q
         device.synchronize()
         peaks.append(((device.peak() or 0) - before) / MIB)
     return Quantiles.of(peaks)
+
+
+def _turns(calls: Calls, count: int) -> Iterator[str]:
+    """Every name `count` times, each turn in an order of its own, the same in every run."""
+    order = random.Random(0)
+    for _ in range(count):
+        yield from order.sample(list(calls), len(calls))
 
 
 def _warm_up(call: Callable[[], Any], device: Device) -> None:
