@@ -17,7 +17,7 @@ from xdsl.utils.lexer import Span
 from xdsl.utils.mlir_lexer import MLIRTokenKind
 
 # Results, name, operands, successors, the rest, and whether regions follow.
-_LINE = re.compile(r'(?:(%[^"\n=]*) = )?"([\w.]+)"\(([^)\n]*)\)(?:\[([^\]\n]*)\])?([^\n]*?)( \(\{)?\n')
+_LINE = re.compile(r'\s*(?:(%[^"\n=]*) = )?"([\w.]+)"\(([^)\n]*)\)(?:\[([^\]\n]*)\])?([^\n]*?)( \(\{)?\n')
 _ARGUMENTS = re.compile(r"\((%[^()\n]*)\):\n")
 _ARGUMENT = re.compile(r"%(\w+): (.*?)(?=, %|$)")
 _ALIAS = re.compile(r"[#!]\w+\b(?!\.)")  # of an attribute or a type: another in each module
@@ -53,6 +53,20 @@ class Reader(Parser):
         line = _LINE.match(self.lexer.input.content, self._current_token.span.start)
         if line is None:
             return super().parse_operation()
+        op, end = self._operation(line)
+        self._resume_from(end)
+        return op
+
+    def _parse_block_body(self, block: Block) -> None:
+        content, end = self.lexer.input.content, self._current_token.span.start
+        while (line := _LINE.match(content, end)) is not None:
+            op, end = self._operation(line)
+            block.add_op(op)
+        self._resume_from(end)
+        super()._parse_block_body(block)
+
+    def _operation(self, line: re.Match[str]) -> tuple[Operation, int]:
+        """The operation of a line and of the regions that begin there, and where it ends."""
         if line[6]:
             properties = self._rest(f"{line[5]} : () -> ()").properties
             self._resume_from(line.start(6))
@@ -68,7 +82,7 @@ class Reader(Parser):
         op = self._get_op_by_name(line[2]).create(
             operands=[self._operand(name, kind, place) for name, kind in zip(operands, rest.operand_types, strict=True)],
             result_types=rest.result_types,
-            properties=dict(properties),
+            properties=properties,
             attributes=dict(rest.attributes),
             successors=[self._get_block_from_name(self._span(name, line.end(3))) for name in _listed(line[4])],
             regions=regions,
@@ -77,10 +91,9 @@ class Reader(Parser):
         for bound in _listed(line[1]):
             name, _, count = bound.partition(":")
             results = op.results[first : first + int(count or 1)]
-            self._register_ssa_definition(name[1:], results, self._span(name, line.start()))
+            self._register_ssa_definition(name[1:], results, self._span(name, line.start(1)))
             first += len(results)
-        self._resume_from(end)
-        return op
+        return op, end
 
     def _parse_optional_block_arg_list(self, block: Block) -> Block | None:
         listed = _ARGUMENTS.match(self.lexer.input.content, self._current_token.span.start)
