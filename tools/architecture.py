@@ -86,7 +86,7 @@ def _cells(kind: str, launch: ExplainedLaunch) -> tuple[set[str], ...]:
         for each in launch.fallback
         if each.defined_at or not each.changes
     }
-    sums = re.sub(r"(\S+_kernel)|\(.*/(\S+/\S+):\d+\)", lambda found: f"`{found[1] or found[2]}`", launch.partials_added_by)
+    sums = re.sub(r"(\S+_kernel)|\(\w+/(\S+):\d+\)", lambda found: f"`{found[1] or found[2]}`", launch.partials_added_by)
     return {kind}, {launch.direction}, {f"`{file}`: `{launch.caller}`"}, smaller | others, {sums} - {""}
 
 
