@@ -92,7 +92,7 @@ def embedding(
     ):  # fmt: skip
         row = NO_ROW if padding_idx is None else padding_idx
         call = Forward(indices, weight, row, scale_grad_by_freq, sparse, 0, weight.shape[0])
-        found = FORWARD.if_checked(norm_type, call)  # it was checked too, and is no field of the call
+        found = FORWARD.if_checked(norm_type, call)  # norm_type is no field of the call, and was checked with it
         if found is not None:
             rows: Tensor = found
             return rows

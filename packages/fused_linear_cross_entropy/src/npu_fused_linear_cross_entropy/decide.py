@@ -6,8 +6,8 @@ one that adds to the weight's gradient moves 2 H V elements of it:
 
     T = OVERLAP * (operations per second) / (bytes per second) * (bytes of an element)
 
-but no more than the memory budget allows. Where a kernel multiplies, twice as many are wanted (`Demand.length_factor`), and
-chunks take less time yet the longer they are, up to `Demand.longest` tokens.
+but no more than the memory budget allows. Where a kernel multiplies, twice as many tokens are wanted
+(`Demand.length_factor`), and longer chunks take less time yet, up to `Demand.longest` tokens.
 
 `Shape` has all that a decision depends on, `Demand` the memory that follows from it, and `LossTiling` the decision.
 """
@@ -389,7 +389,7 @@ _MAX_SORTED_COLUMNS = 2**24  # targets are sorted as fp32 numbers, in which inte
 
 
 class Way(Enum):
-    """How a loss and its gradients come about: loss/ways.py has a function for each.
+    """How results come about: a function each, in the plan.py of distillation and of distributions, or in loss/ways.py.
 
     g is the gradient of the logits. Where it is a factor v of each row times exponentials E, one sweep writes E before v
     is known, and v is multiplied in with the products.
@@ -427,7 +427,7 @@ class LossTiling(Tiling):
 
     Attributes:
         shape: of the loss.
-        way: which function of loss/ways.py runs.
+        way: which function runs.
         chunks: where chunks end.
         exact: the dtype of statistics and arithmetic.
         logits_dtype: of logits in memory, or of exponentials where there are never logits.
@@ -457,7 +457,7 @@ class Rule(NamedTuple):
     """A row of `RULES`.
 
     Attributes:
-        way: the function of loss/ways.py that runs.
+        way: which function runs.
         layout: how chunks take the vocabulary, by the memory budget and the lengths of products.
         holds: the other condition.
         why: the same in words.

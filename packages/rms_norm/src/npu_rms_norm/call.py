@@ -28,8 +28,7 @@ from torch import Tensor
 #     its formula in tests/test_reference.py; the number of its roundings in `check` of tests/formula.py; what it rounds in
 #     tests/test_final.py (`test_final_modules_round_where_the_mode_says`); the lists of modes in other tests and in
 #     tools/cuda_calls/rms_norm.py (`git grep -n '"gemma"'` finds them); and the lists of calls that have a row for each
-#     mode, tests/ascend_calls.py; and what `hatch run api rms_norm` writes. `patch` tries every mode on each class: what it
-#     replaces may change, and the README says how many classes it does
+#     mode, tests/ascend_calls.py; what `hatch run api rms_norm` writes; how many classes `patch` replaces, in the README
 #
 # A mode that rounds something else needs a new column as well: here, in `Rounding` and in the constants of `Shape`, where
 # reference.py (`_round`) and formula.py (`round_to`) round, in the signature and the calls of every kernel of this package

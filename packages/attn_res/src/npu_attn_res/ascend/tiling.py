@@ -122,8 +122,8 @@ _BACKWARD_PREFIX = (
     _row(Way.ROW_TWO_BUFFERS,        32,          38,          32,          40),         # 2.06
     _row(Way.ROW,                    26,          26,          22,          24),         # 1.88
 )
-# Bytes with which no load waits. A tile fits in fewer, but then compilers put a product where the next row is to go.
-# `statistics_by_token` chooses these ways on a 910B alone, in 16 bits.
+# Bytes of a tile with which no load waits. With fewer it fits too, but then compilers put a product where the next row is to
+# go. <dh, v_i> is kept, each source is read twice. `statistics_by_token` chooses these ways on a 910B alone, in 16 bits.
 _BACKWARD_BY_TOKEN = (
     _row(Way.ROW_KEPT,               46,          46,          46,          46),         # 1.57
     _row(Way.HALVES_KEPT,            27,          27,          27,          27),         # 1.49
