@@ -110,7 +110,7 @@ static void over_rows(const view *from, const view *to, int64_t axes, int64_t ki
 void do_reduce(const instruction *i, const view *const *o) {
   const view *from = o[0], *to = o[i->reads];
   const int64_t axes = i->attributes[2], kind = i->attributes[0];
-  if (from->rank != to->rank) fail_text("%s: operands have %d and %d axes", i->name, from->rank, to->rank);
+  if (from->rank != to->rank) unknown_text("%s: operands have %d and %d axes", i->name, from->rank, to->rank);
   if (elements_of(from) == 0) return;
   const int last = from->rank - 1;
   if (!(axes >> last & 1) && is_float(from->type)) {
@@ -149,7 +149,7 @@ static void each_line(const instruction *i, const view *const *o, int count, voi
   do {
     row rows[OPERANDS];
     for (int k = 0; k < count; k++) {
-      if (o[k]->rank != o[0]->rank) fail_text("%s: operands have %d and %d axes", i->name, o[k]->rank, o[0]->rank);
+      if (o[k]->rank != o[0]->rank) unknown_text("%s: operands have %d and %d axes", i->name, o[k]->rank, o[0]->rank);
       rows[k] = at_offset(o[k], offset_of(&outer, o[k]), o[k]->s[axis]);
     }
     line(i, rows, o[0]->n[axis]);
@@ -216,7 +216,7 @@ void do_flip(const instruction *i, const view *const *o) { each_line(i, o, 2, li
 void do_gather(const instruction *i, const view *const *o) {
   const view *to = o[i->reads];
   const int last = to->rank - 1;
-  if (o[0]->rank != to->rank || o[1]->rank != to->rank) fail_text("%s: operands of different axes", i->name);
+  if (o[0]->rank != to->rank || o[1]->rank != to->rank) unknown_text("%s: operands of different axes", i->name);
   if (elements_of(to) == 0) return;
   walk w = {{0}, {0}};
   do {
@@ -257,7 +257,7 @@ void do_sort(const instruction *i, const view *const *o) {
   const view *from = o[0], *to = o[i->reads];
   const int down = (int)(i->attributes[3] < 0 ? o[1]->value & 1 : i->attributes[3]);
   const int last = from->rank - 1;
-  if (to->rank != from->rank) fail_text("%s: operands have %d and %d axes", i->name, from->rank, to->rank);
+  if (to->rank != from->rank) unknown_text("%s: operands have %d and %d axes", i->name, from->rank, to->rank);
   if (elements_of(from) == 0) return;
   view kept, line;
   split(from, 1 << last, &kept, &line);
@@ -299,7 +299,7 @@ void do_interleave(const instruction *i, const view *const *o) {
 void do_deinterleave(const instruction *i, const view *const *o) {
   const view *to = o[i->reads];
   const int last = to->rank - 1;
-  if (o[0]->rank != to->rank) fail_text("%s of %d axes into %d", i->name, o[0]->rank, to->rank);
+  if (o[0]->rank != to->rank) unknown_text("%s of %d axes into %d", i->name, o[0]->rank, to->rank);
   if (elements_of(to) == 0) return;
   const int64_t ratio = o[0]->n[last] / to->n[last];
   walk w = {{0}, {0}};

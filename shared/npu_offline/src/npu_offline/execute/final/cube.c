@@ -43,10 +43,10 @@ static float *room_for(int64_t count) {
 static int64_t largest(const view *v) { return v->n[0] * v->n[1] * v->n[2] * v->n[3]; }
 
 static void take(const instruction *i, const view *v, float *to, int is_turned) {
-  if (v->rank != 4) fail_text("%s: an operand of %d axes", i->name, v->rank);
+  if (v->rank != 4) unknown_text("%s: an operand of %d axes", i->name, v->rank);
   const int64_t rows = v->n[1] * v->n[2], wide = v->n[3], columns = v->n[0] * wide;
   float piece[PIECE];
-  if (wide > PIECE) fail_text("%s: fractals of %ld columns", i->name, (long)wide);
+  if (wide > PIECE) unknown_text("%s: fractals of %ld columns", i->name, (long)wide);
   for (int64_t r = 0; r < rows; r++)
     for (int64_t c = 0; c < columns; c += wide) {
       const float *from = fractal(v, r, c, wide, piece);
@@ -97,7 +97,7 @@ void do_multiply(const instruction *i, const view *const *o) {
   const int overwritten = (int)number(o[2]) & 1, of_integers = o[0]->type == I8 && o[1]->type == I8;
   if (c->type == F32 && !of_integers) multiply_float(c, sizes, pitches, overwritten);
   else if (c->type == I32 && of_integers) multiply_int32_t(c, sizes, pitches, overwritten);
-  else fail_text("%s: products of these types", i->name);
+  else unknown_text("%s: products of these types", i->name);
 }
 
 static void wait_if(int source, int target, int64_t event) { if (event >= 0) wait_flag(source, target, event); }
@@ -131,13 +131,13 @@ static view tile_of(const view *like, int64_t rows, int64_t columns, int type) {
 // A matrix from global memory into fractals in L1; the last columns are padded with zeros to 32 bytes.
 void do_nd2nz(const instruction *i, const view *const *o) {
   const view *from = o[0], *to = o[i->reads];
-  if (from->rank != 2 || to->rank != 4) fail_text("%s of %d into %d axes", i->name, from->rank, to->rank);
+  if (from->rank != 2 || to->rank != 4) unknown_text("%s of %d into %d axes", i->name, from->rank, to->rank);
   const int64_t rows = from->n[0], columns = from->n[1], r = to->n[2], c = to->n[3];
   const size_t bytes = (size_t)element_bytes[(int)from->type];
   if (rows > to->n[1] * r || columns > to->n[0] * c) fail_text("%s of %ld x %ld into too few fractals", i->name, (long)rows, (long)columns);
   view tile = tile_of(from, rows, columns, from->type);
   transfer(from, &tile);
-  if (to->s[3] != 1) fail_text("%s into fractals whose rows have strides", i->name);
+  if (to->s[3] != 1) unknown_text("%s into fractals whose rows have strides", i->name);
   for (int64_t row_ = 0; row_ < rows; row_++)
     for (int64_t column = 0; column < columns; column += c) {
       char *at = element(to, row_, column);
@@ -153,9 +153,9 @@ void do_fixpipe(const instruction *i, const view *const *o) {
   const view *from = o[0], *to = o[i->reads];
   const int integers = from->type == I32 && to->type == I32;
   if (from->rank != 4 || to->rank != 2 || !(integers || (from->type == F32 && is_float(to->type))))
-    fail_text("%s is not known in this form", i->name);
+    unknown_text("%s from %d into %d axes, of these types", i->name, from->rank, to->rank);
   const int64_t rows = to->n[0], columns = to->n[1], wide = from->n[3];
-  if (from->s[3] != 1 || wide > PIECE) fail_text("%s of fractals whose rows have strides, or %ld columns", i->name, (long)wide);
+  if (from->s[3] != 1 || wide > PIECE) unknown_text("%s of fractals whose rows have strides, or %ld columns", i->name, (long)wide);
   view tile = tile_of(to, rows, columns, to->type);
   const row out = {.v = &tile, .p = tile.p, .stride = 1};
   float piece[PIECE];

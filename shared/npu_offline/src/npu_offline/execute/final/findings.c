@@ -39,13 +39,25 @@ void note(const char *format, ...) {
   pthread_mutex_unlock(&l->findings_lock);
 }
 
-void fail_text(const char *format, ...) {
+static void stop(const char *kind, const char *format, va_list arguments) {
   char line[500];
+  vsnprintf(line, sizeof line, format, arguments);
+  note("%s|%s", kind, line);
+  fail(STOPPED, LOCAL, LOAD, NULL, 0);
+}
+
+void fail_text(const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  vsnprintf(line, sizeof line, format, arguments);
+  stop("stop", format, arguments);
   va_end(arguments);
-  note("stop|%s", line);
-  fail(STOPPED, LOCAL, LOAD, NULL, 0);
+  __builtin_unreachable();
+}
+
+void unknown_text(const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  stop("unknown", format, arguments);
+  va_end(arguments);
   __builtin_unreachable();
 }

@@ -143,7 +143,8 @@ void count_lock(const view *lock);
 void note_accesses(const instruction *i, const view *const *operands, int reads, int all);  // of the Unified Buffer, for pictures
 static inline void mark_issued(const instruction *i) { if (self->launch->issued) self->launch->issued[i->number] = 1; }
 void transfer(const view *from, const view *to);                   // DMA to or from global memory
-void fail_text(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
+void fail_text(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));     // the module is wrong
+void unknown_text(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));  // this machine does not know it
 void note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 const char *named(const view *v, char *text, size_t size);
 map *new_map(void);

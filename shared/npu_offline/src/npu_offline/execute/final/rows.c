@@ -3,7 +3,7 @@
 
 static int64_t stride_of(const view *v, const view *shape, int axis) {
   if (v->rank == 0) return 0;
-  if (v->rank != shape->rank) fail_text("operands have %d and %d axes", v->rank, shape->rank);
+  if (v->rank != shape->rank) unknown_text("operands have %d and %d axes", v->rank, shape->rank);
   if (v->n[axis] == 1) return 0;
   if (v->n[axis] != shape->n[axis]) fail_text("operands have sizes %ld and %ld", (long)v->n[axis], (long)shape->n[axis]);
   return v->s[axis];
@@ -111,7 +111,7 @@ const int64_t *integers(const row *r, int64_t at, int64_t n, int64_t *piece) {
         piece[k] = (uint8_t)r->p[bit >> 3] >> (bit & 7) & 1;
       }
       break;
-    default: fail_text("numbers of type %d are not integers", type);
+    default: unknown_text("numbers of type %d are not integers", type);
   }
   return piece;
 }
@@ -146,7 +146,7 @@ void put_floats(const row *r, int64_t at, int64_t n, const float *from) {
         break;
       }
       PUT(uint16_t, float_to_bfloat(from[k]));
-    default: fail_text("floating-point numbers are written as type %d", type);
+    default: unknown_text("floating-point numbers are written as type %d", type);
   }
 }
 
@@ -166,7 +166,7 @@ void put_integers(const row *r, int64_t at, int64_t n, const int64_t *from) {
         *byte = (char)((*byte & ~(1 << (bit & 7))) | (int)(from[k] & 1) << (bit & 7));
       }
       break;
-    default: fail_text("integers are written as type %d", type);
+    default: unknown_text("integers are written as type %d", type);
   }
 }
 

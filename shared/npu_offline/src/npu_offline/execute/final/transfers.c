@@ -11,10 +11,10 @@ static void describe(plain *m, const view *v) {
 }
 
 void transfer(const view *from, const view *to) {
-  if (from->rank != to->rank) fail_text("a transfer's two sides have %d and %d axes", from->rank, to->rank);
+  if (from->rank != to->rank) unknown_text("a transfer's two sides have %d and %d axes", from->rank, to->rank);
   for (int axis = 0; axis < from->rank; axis++)
     if (from->n[axis] != to->n[axis]) fail_text("a transfer's two sides have sizes %ld and %ld", (long)from->n[axis], (long)to->n[axis]);
-  if (from->type == I1) fail_text("a transfer of bits");
+  if (from->type == I1) unknown_text("a transfer of bits");
   plain a, b;
   describe(&a, from), describe(&b, to);
   const unranked source = {from->rank, (memref *)&a}, target = {to->rank, (memref *)&b};
@@ -54,7 +54,7 @@ void do_load(const instruction *i, const view *const *o) {
   const int64_t kind = i->attributes[0] >= 0 ? i->attributes[0] : o[1]->value;
   transfer(o[0], to);
   if (to->space != UB || (kind != 0 && kind != 2)) {
-    if (kind) fail_text("%s pads in a way that is not known", i->name);
+    if (kind) unknown_text("%s pads in this way", i->name);
     return;
   }
   pad(to, kind == 2 && number ? o[number] : NULL, before ? o[before]->value : 0);
@@ -69,7 +69,7 @@ void do_store(const instruction *i, const view *const *o) {
     transfer(o[0], to);
     return;
   }
-  if (kind < 0 || kind > 3) fail_text("%s updates in a way that is not known", i->name);
+  if (kind < 0 || kind > 3) unknown_text("%s updates in this way", i->name);
   view tile = *to;
   int64_t stride = 1;
   for (int axis = tile.rank - 1; axis >= 0; axis--) tile.s[axis] = stride, stride *= tile.n[axis];

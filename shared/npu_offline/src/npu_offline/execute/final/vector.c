@@ -34,8 +34,8 @@
   }                                                                                                           \
   void do_##name(const instruction *i, const view *const *o) { each_row(i, o, 3, o[2], row_##name); }
 
-static float no_float(void) { fail_text("there is no such operation of floating-point numbers"); }
-static int64_t no_integer(void) { fail_text("there is no such operation of integers"); }
+static float no_float(void) { unknown_text("such an operation of floating-point numbers"); }
+static int64_t no_integer(void) { unknown_text("such an operation of integers"); }
 static int64_t quotient(int64_t a, int64_t b) { return b == 0 ? 0 : b == -1 ? (int64_t)(0 - (uint64_t)a) : a / b; }
 
 BINARY(add, a + b, a + b)
