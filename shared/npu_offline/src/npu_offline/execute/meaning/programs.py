@@ -145,10 +145,42 @@ class Meaning:
         return self._functions[name]
 
 
+def _in_order(first: Block) -> list[Block]:
+    """The blocks of a function, each behind all that jump to it.
+
+    Raises:
+        UnsupportedError: they make a loop.
+    """
+    found: list[Block] = []
+    open_: list[Block] = []
+
+    def visit(block: Block) -> None:
+        if block in open_:
+            raise UnsupportedError("a loop of branches is not known")
+        if block in found:
+            return
+        open_.append(block)
+        for target in block.last_op.successors if block.last_op else ():
+            visit(target)
+        open_.pop()
+        found.append(block)
+
+    visit(first)
+    return found[::-1]
+
+
 def _added_in_order(x: Array, axis: int) -> Array:
     """A sum in fp32, one after another: what is lost in the worst order of all."""
     added = np.add.accumulate(x, axis=axis, dtype=np.float32).take(-1, axis)
     return np.where(np.isfinite(added), added, np.add.reduce(x, axis=axis))
+
+
+def _multiplied_in_order(left: Array, right: Array, start: Array, exact: Array) -> Array:
+    """A product of matrices that is added to `start` in fp32, one term after another; `exact` where that is not finite."""
+    added = np.broadcast_to(start, exact.shape).astype(np.float32)
+    for term in range(left.shape[-1]):
+        added += left[..., term, None] * right[..., term, None, :]
+    return np.where(np.isfinite(added), added, exact)
 
 
 def _text_kind(kind: Attribute) -> str:
@@ -172,12 +204,12 @@ class _Execution:
         self._function(kernel, arguments, frame, None)
 
     def _function(self, function: Operation, arguments: Sequence[Value], frame: Frame, active: Mask) -> list[Value]:
-        """Execute a function, whose blocks jump forwards alone: an early return makes several."""
-        blocks = list(function.regions[0].blocks)
+        """Execute a function, whose blocks make no loop: an early return makes several."""
+        blocks = _in_order(function.regions[0].blocks[0])
         frame.update(zip(blocks[0].args, arguments, strict=True))
         pending: dict[Block, Any] = {blocks[0]: (active,)}
         returned: list[Value] = []
-        for number, block in enumerate(blocks):
+        for block in blocks:
             if block not in pending:
                 continue
             (mask,) = pending.pop(block)
@@ -188,8 +220,6 @@ class _Execution:
                 values = [frame[each] for each in last.operands]
                 returned = values if not returned else [_merged(mask, *pair) for pair in zip(values, returned, strict=True)]
             for target, passed, taken in self._jumps(last, frame, mask):
-                if target in blocks[: number + 1]:
-                    raise UnsupportedError("a loop of branches is not known")
                 if taken is not None and not taken.any():
                     continue
                 first = target not in pending
@@ -365,6 +395,8 @@ class _Execution:
         def run(a: Array, b: Array, c: Array) -> Array:
             left, right = (np.ascontiguousarray(each.astype(wide)) for each in (a, b))
             product = np.matmul(left, right)
+            if numbers.other and kind == "f32":
+                return _multiplied_in_order(left, right, c, product + c)
             if not is_float(kind):
                 return (product.astype(np.int64) + c).astype(numbers.dtype(kind))
             return numbers.rounded(product + c, kind)
