@@ -474,3 +474,51 @@ def gathered_operand_kernel(p_a, p_b, p_y, k, n, B: tl.constexpr, REMAINDER: tl.
         p_a += B
         p_b += B * n
     tl.store(p_y + o[:, None] * n + o_col[None, :], b_y, mask=(o_col < n)[None, :])
+
+
+@triton.jit
+def lost_rest_kernel(p_flag, p_x, p_y, n, BLOCK: tl.constexpr, NESTED: tl.constexpr):
+    """y is 2 * x where the flag is 0. NESTED: a return in a branch of a branch; else two returns that do the same."""
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    flag = tl.load(p_flag)
+    if NESTED:
+        if flag > 0:
+            if flag > 1:
+                return
+    else:
+        if flag > 1:
+            tl.store(p_y + o, tl.zeros([BLOCK], tl.float32), mask=o < n)
+            return
+        if flag > 0:
+            tl.store(p_y + o, tl.zeros([BLOCK], tl.float32), mask=o < n)
+            return
+    b_x = tl.load(p_x + o, mask=o < n)
+    tl.store(p_y + o, b_x * 2, mask=o < n)
+
+
+@triton.jit
+def plain_return_kernel(p_flag, p_x, p_y, n, BLOCK: tl.constexpr):
+    """y is 2 * x where the flag is at most 1."""
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    flag = tl.load(p_flag)
+    if (flag > 0) & (flag > 1):
+        return
+    tl.store(p_y + o, tl.load(p_x + o, mask=o < n) * 2, mask=o < n)
+
+
+@triton.jit
+def ordered_masks_kernel(p_x, p_z, p_y, BLOCK: tl.constexpr, OPERATION: tl.constexpr):
+    """y is how the masks x > 0 and z > 0 compare, as int32."""
+    o = tl.arange(0, BLOCK)
+    b_m, b_other = tl.load(p_x + o) > 0, tl.load(p_z + o) > 0
+    if OPERATION == "<":
+        b_y = b_m < b_other
+    elif OPERATION == "<=":
+        b_y = b_m <= b_other
+    elif OPERATION == ">":
+        b_y = b_m > b_other
+    elif OPERATION == ">=":
+        b_y = b_m >= b_other
+    else:
+        b_y = ~b_m & b_other
+    tl.store(p_y + o, b_y.to(tl.int32))

@@ -24,10 +24,13 @@ from fault_kernels import (
     lost_exchange_kernel,
     lost_in_branch_kernel,
     lost_product_kernel,
+    lost_rest_kernel,
     lost_start_kernel,
     lost_wait_kernel,
     one_erf_kernel,
+    ordered_masks_kernel,
     partly_checked_kernel,
+    plain_return_kernel,
     ragged_mask_kernel,
     ragged_product_kernel,
     remainder_rows_kernel,
@@ -554,3 +557,37 @@ def test_an_operand_of_a_product_whose_columns_are_a_remainder_is_not_loaded(too
         run(gathered_operand_kernel, (a, b, y, 64, 32), toolchain, final, B=32, REMAINDER=remainder)
         lost = final and toolchain == "1.1.0" and remainder
         assert torch.allclose(y, a.float() @ b.float(), atol=1e-3) != lost, GONE
+
+
+@pytest.mark.parametrize(
+    ("nested", "flag", "factor"), [(True, 0, 2), (True, 1, 2), (False, 1, 0), (False, 2, 0), (False, 0, 2)]
+)
+def test_what_two_branches_reach_behind_a_return_runs_in_one_of_them(nested, flag, factor):
+    x, flags = normal(100), torch.tensor([flag], dtype=torch.int32)
+    for kernel, constants in ((lost_rest_kernel, {"NESTED": nested}), (plain_return_kernel, {})):
+        y = torch.ones(100)
+        run(kernel, (flags, x, y, 100), "1.2.0", final=False, grid=2, BLOCK=64, **constants)
+        if kernel is plain_return_kernel:
+            assert torch.equal(y, 2 * x if flag < 2 else torch.ones(100))
+        else:
+            lost = (nested, flag) in ((True, 0), (False, 1))
+            assert torch.equal(y, torch.ones(100) if lost else factor * x), GONE
+
+
+@pytest.mark.parametrize("operation", ["<", "<=", ">", ">=", "&"])
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_masks_are_not_ordered(toolchain, operation):
+    x, z, y = normal(64), normal(64, seed=1), torch.empty(64, dtype=torch.int32)
+    compare = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}.get(operation, operator.lt)
+    expected = compare((x > 0).int(), (z > 0).int()).int()
+    run(ordered_masks_kernel, (x, z, y), toolchain, final=False, BLOCK=64, OPERATION=operation)
+    assert torch.equal(y, expected)
+    if operation == "&":
+        run(ordered_masks_kernel, (x, z, y), toolchain, BLOCK=64, OPERATION=operation)
+        assert torch.equal(y, expected)
+    elif toolchain == "1.0.0" or (toolchain, operation) == ("1.1.0", ">="):
+        run(ordered_masks_kernel, (x, z, y), toolchain, BLOCK=64, OPERATION=operation)
+        assert not torch.equal(y, expected), GONE
+    else:
+        with pytest.raises(Exception, match="vcmp__1d_half|unsupported hfusion::CompareFn"):  # no error: it is gone
+            run(ordered_masks_kernel, (x, z, y), toolchain, BLOCK=64, OPERATION=operation)

@@ -14,7 +14,9 @@ from fault_kernels import (
     compared_mask_kernel,
     composed_operation_kernel,
     larger_number_kernel,
+    lost_rest_kernel,
     lost_start_kernel,
+    plain_return_kernel,
     remainder_rows_kernel,
     rounded_division_kernel,
     summed_mask_kernel,
@@ -171,6 +173,10 @@ CASES = {
         lambda: launched(carried_range_kernel, e(100), e(100), N=100, BLOCK=64, COUNTED=False),
         lambda: launched(carried_range_kernel, e(100), e(100), N=100, BLOCK=64, COUNTED=True),
     ),
+    "lost-rest": (
+        lambda: launched(lost_rest_kernel, index(1), e(100), e(100), 100, BLOCK=64, NESTED=True),
+        lambda: launched(plain_return_kernel, index(1), e(100), e(100), 100, BLOCK=64),
+    ),
 }  # fmt: skip
 LINES = {
     "boolean-comparison": "b_m = b_m == True",
@@ -183,6 +189,7 @@ LINES = {
     "lost-start": "else tl.arange(START",
     "dropped-mask": "(o_row % n_rows)[:, None] * n_cols",
     "carried-mask": "b_x = tl.load(p_x + o, mask=o < N)",
+    "lost-rest": "b_x = tl.load(p_x + o, mask=o < n)",
 }  # by rule on the language, the line that its first kernel is named for
 
 
@@ -294,7 +301,7 @@ def calls():
 @pytest.mark.parametrize(
     ("kernel", "dtype", "status", "said"),
     [
-        ("square_wide", "bfloat16", 0, "5 launches, 25 rules, 0 findings"),
+        ("square_wide", "bfloat16", 0, "5 launches, 26 rules, 0 findings"),
         ("square_narrow", "bfloat16", 1, "mulf on a tensor of 8192 bf16"),
         ("square_suppressed", "bfloat16", 0, "a test of suppressions"),
         (

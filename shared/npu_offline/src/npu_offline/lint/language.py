@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, IntegerAttr, IntegerType
@@ -176,6 +177,17 @@ def carried_mask(compiled: Compiled) -> Iterator[str]:
                 yield f"a range that a loop carries is compared with a constant{line}"
 
 
+def lost_rest(compiled: Compiled) -> Iterator[str]:
+    """What two branches reach because of a return runs in one of them alone: the rest of a kernel behind a return in a
+    branch of a branch, or two returns that do the same (compiler fault 35). Return under one condition, `if (a) & (b):`, or
+    put the rest into branches."""
+    reached = Counter(id(block) for op, _ in compiled.triton for block in op.successors)
+    for op, line in compiled.triton:
+        block = op.parent_block()
+        if block is not None and op is block.first_op and reached[id(block)] > 1 and name_of(op) != "tt.return":
+            yield f"two branches reach the same code{line}"
+
+
 def _maker(value: SSAValue) -> Operation | None:
     """What makes a tensor before it is broadcast: an operation, or the loop that carries it."""
     while isinstance(value.owner, Operation) and name_of(value.owner) in _VIEWS[1:]:
@@ -232,4 +244,5 @@ RULES = (
     Rule("lost-start", lost_start),
     Rule("dropped-mask", dropped_mask),
     Rule("carried-mask", carried_mask),
+    Rule("lost-rest", lost_rest),
 )
