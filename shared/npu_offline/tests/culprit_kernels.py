@@ -229,3 +229,84 @@ def last_product(a, b, c, K, B: tl.constexpr):
     for k in range(0, K, B):
         total = tl.dot(tl.load(a + o[:, None] * K + k + o[None, :]), tl.load(b + (k + o)[:, None] * B + o[None, :]))
     tl.store(c + o[:, None] * B + o[None, :], total.to(tl.float16))
+
+
+@triton.jit
+def products_of_a_group(a, b, c, G: tl.constexpr, M: tl.constexpr):
+    g, i, j = tl.arange(0, G)[:, None, None], tl.arange(0, M)[None, :, None], tl.arange(0, M)[None, None, :]
+    o = g * M * M + i * M + j
+    tl.store(c + o, tl.dot(tl.load(a + o), tl.load(b + o)))
+
+
+@triton.jit
+def unlike_products(a, b, y, N: tl.constexpr, K: tl.constexpr):
+    i, j, k = tl.arange(0, N), tl.arange(0, N), tl.arange(0, K)
+    b_a, b_b = tl.load(a + i[:, None] * K + k), tl.load(b + j[:, None] * K + k)
+    tl.store(y + i[:, None] * N + j, tl.dot(b_a, b_b))
+
+
+@triton.jit
+def helper_of_another_shape(x, N: tl.constexpr):
+    return x + tl.arange(0, N + N)
+
+
+@triton.jit
+def calls_a_wrong_helper(x, y, N: tl.constexpr):
+    o = tl.arange(0, N)
+    tl.store(y + o, helper_of_another_shape(tl.load(x + o), N))
+
+
+@triton.jit
+def for_cuda(y):
+    tl.store(y, tl.extra.cuda.smid())
+
+
+@triton.jit
+def with_assembly(x, y, N: tl.constexpr):
+    o = tl.arange(0, N)
+    b_x = tl.load(x + o)
+    b_y = tl.inline_asm_elementwise("ex2.approx.f32 $0, $1;", "=f,f", [b_x], dtype=tl.float32, is_pure=True, pack=1)
+    tl.store(y + o, b_y)
+
+
+@triton.jit
+def nested_return(flag, x, y, n, N: tl.constexpr):
+    o = tl.program_id(0) * N + tl.arange(0, N)
+    b_flag = tl.load(flag)
+    if b_flag > 0:
+        if b_flag > 1:
+            return
+    tl.store(y + o, tl.load(x + o, mask=o < n) * 2, mask=o < n)
+
+
+@triton.jit
+def two_returns(flag, x, y, n, N: tl.constexpr):
+    o = tl.program_id(0) * N + tl.arange(0, N)
+    b_flag = tl.load(flag)
+    if b_flag > 1:
+        return
+    if b_flag < -1:
+        return
+    tl.store(y + o, tl.load(x + o, mask=o < n) * 2, mask=o < n)
+
+
+@triton.jit
+def below(x, z, y, N: tl.constexpr):
+    o = tl.arange(0, N)
+    tl.store(y + o, ((tl.load(x + o) > 0) < (tl.load(z + o) > 0)).to(tl.int32))
+
+
+@triton.jit
+def summed(x, y, N: tl.constexpr):
+    tl.store(y, tl.sum(tl.load(x + tl.arange(0, N)), 0))
+
+
+@triton.jit
+def states(k, v, h, T, BT: tl.constexpr, D: tl.constexpr):
+    """h is k.T @ v after each tile of BT rows."""
+    t, d = tl.arange(0, BT), tl.arange(0, D)
+    b_h = tl.zeros([D, D], tl.float32)
+    for i in range(0, T, BT):
+        b_k = tl.load(k + (i + t)[None, :] * D + d[:, None])
+        b_h += tl.dot(b_k, tl.load(v + (i + t)[:, None] * D + d[None, :]), allow_tf32=False)
+        tl.store(h + i // BT * D * D + d[:, None] * D + d[None, :], b_h)

@@ -42,10 +42,12 @@ class Verdict:
     Attributes:
         culprit: `KERNEL`, `FRONT_END`, "the compiler of CANN 8.5 (1.0.0)", or nothing if nothing is wrong.
         text: what is wrong, the number of the fault where its sign is in the kernel, and the way round.
+        refused: whether nothing that a chip would run could run; the text says why.
     """
 
     culprit: str
     text: str
+    refused: bool = False
 
     @property
     def is_right(self) -> bool:
@@ -55,14 +57,15 @@ class Verdict:
     @property
     def short(self) -> str:
         """Who is wrong, or what is said where nobody is, up to the first colon or semicolon."""
-        return f"{self.culprit} is wrong" if self.culprit else re.split("[:;]", self.text)[0]
+        return f"{self.culprit} is wrong" if self.culprit else re.split("[:;]", _PLACE.sub("", self.text))[0]
 
     def __str__(self) -> str:
         return f"{self.culprit} is wrong: {self.text}" if self.culprit else self.text
 
 
+_PLACE = re.compile(r" \([^)]*\.py:[^)]*\)")
 _OF_LANGUAGE = {24}  # faults: what this Triton means is not what later ones do
-_OF_FRONT_END = {10, 11, 13, 16, 18, 20, 27, 30}
+_OF_FRONT_END = {10, 11, 13, 16, 18, 20, 27, 30, 35}
 _OF_COMPILERS = set(range(1, 100)) - _OF_FRONT_END
 _MOST = 2  # faults that are named
 _IN_ORDER = 4  # times what a kernel's roundings may move: how far its sums may be off in another order
@@ -70,6 +73,7 @@ _SIGNS = {  # in a TTIR, of faults that no rule of lint looks for, with the way 
     13: ("tt.mulhiui", "multiply halves of 16 bits", VERSIONS),
     16: ("tt.atomic_cas", "compare what it returns with the new value", VERSIONS),
     18: ("boundaryCheck = array<i32: [0-9]>", "check every axis: boundary_check=(0, 1)", VERSIONS),
+    36: (r"arith\.cmpi [us][lg][te], [^\n]*xi1>", "compute with masks: `~a & b` is a < b, `~a | b` is a <= b", VERSIONS),
     8: ("arith.fptosi .* to .*i8", "cast to int32 between", VERSIONS),
     14: ("tt.atomic_rmw fadd", "store what is summed, and sum it later", ("1.1.0", "1.2.0")),
     33: (r"(?s)arith.remsi [^\n]* tensor.*tt.dot", "mask the columns, in place of a remainder", ("1.1.0",)),
@@ -91,11 +95,12 @@ def signs_in(record: LaunchRecord, soc: str, toolchain: str) -> dict[int, str]:
         rule = RULES["mask-sum"]
         said = next(rule.check(Compiled(subject_of(record, soc, VERSIONS[-1]))), "")
         return {24: f"{said}. {rule.reason}"} if said else {}
-    for finding in lint_kernel(record, soc=soc, toolchain=toolchain):
-        about = RULES[finding.rule].reason
-        number = re.search(r"compiler fault (\d+)", about)
-        if number:
-            found.setdefault(int(number[1]), f"{finding.message}. {about}")
+    with contextlib.suppress(OfflineError):  # a kernel that does not compile has the signs in its TTIR
+        for finding in lint_kernel(record, soc=soc, toolchain=toolchain):
+            about = RULES[finding.rule].reason
+            number = re.search(r"compiler fault (\d+)", about)
+            if number:
+                found.setdefault(int(number[1]), f"{finding.message}. {about}")
     _, ttir, _ = front_end_of(record)
     for fault, (sign, instead, versions) in _SIGNS.items():
         if toolchain in versions and re.search(sign, ttir):
@@ -179,16 +184,16 @@ def verdicts_of(
     if found:
         yield from found
         return
+    if all(outcome.refused for outcome in outcomes if outcome.level != MEANING):
+        yield Verdict("", _refusal(outcomes), refused=True)
+        return
     without = f"; no third opinion: {meaning.problem.splitlines()[0]}" if meaning.refused else ""
     wrong = [outcome for outcome in outcomes if not outcome.ok]
-    ran = [outcome for outcome in outcomes if not outcome.refused and outcome.level != MEANING]
     off = [each for outcome in wrong for each in outcome.differences if each.wrong]
     if off and meaning.is_as_expected and all(each.error <= _IN_ORDER * each.share for each in off):
         text = f"right: its TTIR is as expected, and {_said(wrong[0])} is no further from that than rounding moves it"
     elif wrong:
         text = f"rounding: {_said(wrong[0])}; levels differ by no more than rounding moves this kernel"
-    elif not ran:
-        text = "no verdict: nothing that a chip would run could run here"
     elif expected:
         text = "right: every level that ran is as expected" + _roundings(outcomes)
     else:
@@ -201,6 +206,15 @@ def _roundings(outcomes: Sequence[Outcome]) -> str:
     found = dict.fromkeys((each.name, each.first) for one in outcomes for each in one.differences if each.rounded)
     said = "".join(f"; {first}" for _, first in list(found)[:1])
     return f"{said}: as the kernel rounds; in fp64 it is as expected" if said else ""
+
+
+def _refusal(outcomes: Sequence[Outcome]) -> str:
+    """Why nothing ran that a chip would run, on one line, where all levels say the same."""
+    reasons = {each.problem: each.problem.splitlines() for each in outcomes if each.level != MEANING}
+    if len(reasons) > 1:
+        return "no verdict: nothing that a chip would run could run here"
+    first, *more = next(iter(reasons.values()))
+    return " ".join([first, *more[: first.endswith(":")]])
 
 
 def _named(versions: Sequence[str]) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import npu_tiling
 
 from ..errors import OfflineError
+from ..launches import MAX_PROGRAMS
 from .files import configurations, heuristics, jit_function, kernels_of, load_file
 from .values import FORMS, combinations, number_of, value_of
 
@@ -96,6 +97,11 @@ class KernelCall:
             grid = eval(f"({self.grid},)", {"__builtins__": {}}, {**names, **cores, **self._defaults, **arguments})
         except Exception as error:
             raise OfflineError(f"--grid is {self.grid!r}: {error}") from None
+        if all(isinstance(size, int) for size in grid) and math.prod(grid) > MAX_PROGRAMS:
+            raise OfflineError(
+                f"--grid is {self.grid!r}: {math.prod(grid):,} programs, and a chip launches at most {MAX_PROGRAMS:,}:"
+                " let each program do several tiles, in a loop from tl.program_id(0) on in steps of tl.num_programs(0)"
+            )
         if not 1 <= len(grid) <= 3 or not all(isinstance(size, int) and size > 0 for size in grid):
             raise OfflineError(f"--grid is {self.grid!r}, which is {grid}, must be one to three positive integers")
         return grid
@@ -181,7 +187,9 @@ def _values(kernel: Any, given: Sequence[str]) -> dict[str, list[str]]:
         values[key] = value.split(",")
         if len(values[key]) > 1 and ":" in value:
             raise OfflineError(f"{key} is {value!r}: a tensor has one size; axes are joined by x, as in fp32:300x777")
-    unknown = set(values) - set(kernel.arg_names)
+    from triton.backends.ascend.compiler import NPUOptions
+
+    unknown = set(values) - set(kernel.arg_names) - set(NPUOptions.__dataclass_fields__)
     if unknown:
         name = kernel.__name__
         raise OfflineError(f"kernel {name} has no argument {min(unknown)}; it has {', '.join(kernel.arg_names)}")

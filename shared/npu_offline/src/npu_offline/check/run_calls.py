@@ -291,10 +291,17 @@ def _evaluated(name: str, code: Any, names: Mapping[str, Any], like: Tensor) -> 
             wanted = torch.as_tensor(eval(code, dict(names)))
         except Exception as error:
             raise OfflineError(f"--expect {name}: {type(error).__name__}: {error}") from None
-    if wanted.shape != like.shape:
+    if _long_axes(wanted) == _long_axes(like):
+        wanted = wanted.reshape(like.shape)
+    else:
         raise OfflineError(f"--expect {name} has shape {tuple(wanted.shape)}, must be {tuple(like.shape)}")
     integers = not wanted.is_floating_point() and not like.is_floating_point()
     return wanted.to(like.dtype) if integers else wanted  # as the kernel's integers wrap around
+
+
+def _long_axes(tensor: Tensor) -> list[int]:
+    """Its sizes but those of 1, which an expectation may leave out, as `x.sum()` does."""
+    return [size for size in tensor.shape if size != 1]
 
 
 def _bits(floats: Tensor) -> Tensor:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import gc
 import re
 import subprocess
 import sysconfig
 import traceback
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from ..errors import UnsupportedError, ours, reason_of
 from ..module.places import Place
@@ -37,8 +40,10 @@ def said_of(error: BaseException) -> str:
     if _is_unknown_option(error):
         return f"Triton refuses the launch: {error.args[0]}: triton-ascend 3.2.0 has no such option"
     missing = _missing_from_triton(error)
+    place = refused_at(error)
+    refuses = f"Triton refuses the kernel{f' ({place})' if place.file else ''}: "
     if missing:
-        return f"Triton refuses the kernel: triton-ascend 3.2.0 has no {missing}"
+        return f"{refuses}triton-ascend 3.2.0 has no {missing}"
     if _is_of_triton(error):
         said = _without_frame(str(error))
         source, caret, reason = said.rpartition("^\n")
@@ -46,11 +51,41 @@ def said_of(error: BaseException) -> str:
         reason = inner[2].replace("\\'", "'") if inner else reason
         hint = _NO_LIBDEVICE if "NoneType" in reason else ""
         hint += "".join(advice for sign, advice in _ADVICE.items() if sign in reason)
-        return f"Triton refuses the kernel: {reason}{hint}\n{source}{caret}".rstrip()
+        return f"{refuses}{reason}{hint}\n{source}{caret}".rstrip()
     error = _wrapped(error) or error
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_NOT_THEIRS)]
     places = (Place(frame.filename, frame.lineno or 0, (frame.colno or 0) + 1) for frame in frames[-1:])
     return f"{type(error).__name__}: {error}{''.join(f' ({place})' for place in places)}"
+
+
+def refused_at(error: BaseException | None) -> Place:
+    """Where Triton refuses a kernel: in the innermost function that it was compiling."""
+    place = Place()
+    while error is not None:
+        frames = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)]
+        nodes = [getattr(error, "node", None), *(each.get("node") for each in reversed(frames))]
+        node = next((each for each in nodes if hasattr(each, "lineno")), None)
+        functions = (each["self"] for each in reversed(frames) if hasattr(each.get("self"), "starting_line_number"))
+        function = _function_of(getattr(error, "src", None)) or next(functions, None)
+        if function is not None and isinstance(node, ast.expr | ast.stmt):
+            place = _place_in(function, node) or place
+        error = error.__cause__ if _is_of_triton(error) else None
+    return place
+
+
+def _function_of(source: str | None) -> Any:
+    """The JIT function of a source; Triton's errors have the source alone."""
+    from triton.runtime.jit import JITFunction
+
+    found = (each for each in gc.get_objects() if issubclass(type(each), JITFunction) and each.src == source)
+    return next(found, None) if source else None
+
+
+def _place_in(function: Any, node: ast.expr | ast.stmt) -> Place | None:
+    from triton.compiler.code_generator import get_jit_fn_file_line
+
+    file, first = get_jit_fn_file_line(function)
+    return None if "/triton/language/" in file else Place(file, first - 1 + node.lineno, node.col_offset + 1)
 
 
 def is_refusal(error: BaseException | None) -> bool:

@@ -24,16 +24,17 @@ def new_console() -> Console:
     return console if console.is_terminal else Console(width=180)
 
 
-def print_finding(console: Console, message: str, kernels: Mapping[str, str]) -> None:
+def print_finding(console: Console, message: str, kernels: Mapping[str, str], beside: Path | str = "") -> None:
     """Print a message about one of some kernels as editors read it, `FILE:LINE:COLUMN: message`, not broken into lines.
 
     Args:
         console: where.
         message: of the first kernel that it names.
-        kernels: TTIR by name.
+        kernels: TTIR by name; none where Triton refuses the kernel.
+        beside: the kernel's file, where that is known.
     """
     named = [name for name in kernels if re.search(rf"\b{re.escape(name)}\b", message)] or list(kernels)
-    print_line(console, located(message, kernels[named[0]]) if named else message)
+    print_line(console, located(message, kernels[named[0]] if named else "", beside))
 
 
 def print_line(console: Console, text: str) -> None:

@@ -98,8 +98,8 @@ def _run(options: argparse.Namespace) -> int:
         verdicts = list(judged(label, functions, outcomes, records, options.soc, expected=bool(options.expect)))
         found += verdicts
         for verdict in verdicts:
-            if verdict.culprit:
-                print_finding(console, str(verdict), ttir_of(records()))
+            if verdict.culprit or verdict.refused:
+                print_finding(console, str(verdict), ttir_of(records()), str(options.target).partition("::")[0])
             else:
                 console.print(str(verdict), markup=False)
             good = good and not verdict.culprit
@@ -107,7 +107,8 @@ def _run(options: argparse.Namespace) -> int:
             {"call": label, "verdicts": list(map(dataclasses.asdict, verdicts)), "levels": list(map(_as_json, outcomes))}
         )
         good = good and (all(outcome.ok for outcome in outcomes) or any(verdict.is_right for verdict in verdicts))
-        unrun += [f"{label}, {_level(outcome)}" for outcome in outcomes if outcome.refused and outcome.level in asked]
+        untold = [outcome for outcome in outcomes if outcome.refused and outcome.level in asked]
+        unrun += [label] if verdicts[0].refused else [f"{label}, {_level(outcome)}" for outcome in untold]
     options.verdict = "; ".join(dict.fromkeys(verdict.short for verdict in found))
     if options.json:
         write_json("--json", options.json, {"calls": written, "unrun": unrun})

@@ -51,17 +51,18 @@ def lines_by_operation(text: str) -> dict[str, list[str]]:
     return dict(found)
 
 
-def located(message: str, ttir: str) -> str:
+def located(message: str, ttir: str, beside: Path | str = "") -> str:
     """A message about a kernel as editors read it, `FILE:LINE:COLUMN: message`, the file relative to the working directory.
 
     Args:
         message: the first place that it names is the message's; the kernel's own, where it names none.
-        ttir: of the kernel.
+        ttir: of the kernel; empty where Triton refuses it.
+        beside: its file, where that is known.
     """
     places = places_of(ttir)
     named = _NAMED.search(message)
     if named:
-        files = {Path(place.file).name: place.file for place in places.values()}
+        files = {Path(place.file).name: place.file for place in (Place(str(beside)), *places.values())}
         file, at = files.get(named[1], named[1]), named[2]
     else:
         place = places.get("#loc", Place())  # of the module: the kernel's first line

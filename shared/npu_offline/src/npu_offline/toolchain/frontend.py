@@ -15,7 +15,7 @@ from triton.backends.ascend.compiler import AscendAttrsDescriptor, NPUOptions, m
 from triton.compiler import ASTSource
 
 from ..errors import RefusedError, UnsupportedError
-from ..module.places import places_of
+from ..module.places import lines_by_operation, places_of
 from .helpers import refuse_helpers_of_one_name
 from .messages import has_advice, reason
 
@@ -57,7 +57,11 @@ def to_linalg(module: Any, options: NPUOptions) -> str:
         advice = "" if has_advice(raw) else f"\n{_CONVERTED}"
         raise RefusedError(f"triton-ascend cannot convert the kernel{where}:\n{reason(raw)}{advice}") from None
     if "llvm.inline_asm" in linalg:
-        raise UnsupportedError("tl.inline_asm_elementwise has assembly of another chip: Ascend's assembler knows none of it")
+        place = next(iter(lines_by_operation(str(module)).get("tt.elementwise_inline_asm", ())), "")
+        raise UnsupportedError(
+            f"tl.inline_asm_elementwise{f' ({place})' if place else ''} has assembly of another chip: Ascend's assembler"
+            " knows none of it"
+        )
     return linalg
 
 
