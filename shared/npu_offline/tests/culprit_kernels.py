@@ -310,3 +310,17 @@ def states(k, v, h, T, BT: tl.constexpr, D: tl.constexpr):
         b_k = tl.load(k + (i + t)[None, :] * D + d[:, None])
         b_h += tl.dot(b_k, tl.load(v + (i + t)[:, None] * D + d[None, :]), allow_tf32=False)
         tl.store(h + i // BT * D * D + d[:, None] * D + d[None, :], b_h)
+
+
+@triton.jit
+def product_in_half(a, b, c, N: tl.constexpr):
+    o = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
+    tl.store(c + o, tl.dot(tl.load(a + o), tl.load(b + o), out_dtype=tl.float16))
+
+
+@triton.jit
+def divided(x, by, y, z, N: tl.constexpr):
+    o = tl.arange(0, N)
+    b_x, b_by = tl.load(x + o), tl.load(by + o)
+    tl.store(y + o, b_x // b_by)
+    tl.store(z + o, b_x % b_by)

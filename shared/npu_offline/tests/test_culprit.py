@@ -8,7 +8,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from culprit_kernels import doubled, states
+from culprit_kernels import divided, doubled, states
 from npu_offline import emulate
 from npu_offline.cli import main
 from npu_offline.errors import OutOfBoundsError, RaceError
@@ -66,6 +66,11 @@ SOFTMAX = "x=fp32:16x100 y=fp32:16x100 columns=100 BLOCK=128 --grid 16 --expect 
         ("joined x=fp32:100x8 w=fp32:100x16 y=fp32:100x24 n=2400 N=512 --grid 5", FRONT_END),
         (f"nested_return {RETURN}", FRONT_END),
         (f"two_returns {RETURN}", "right: every level that ran is as expected"),
+        (
+            "product_in_half a=fp16:64x64 b=fp16:64x64 c=fp16:64x64 N=64 --grid 1 --toolchain 1.2.0 --expect c=a@b",
+            "right: ",
+        ),
+        ("divided x=i32:64:100 by=i32:64:0..3 y=i32:64 z=i32:64 N=64 --grid 1", "every level that ran computes the same"),
         ("summed x=fp32:64 y=fp32:1 N=64 --grid 1 --expect y=x.sum()", "right: "),
     ],
     ids=lambda value: value.split()[0] if "=" in value else None,
@@ -166,6 +171,19 @@ def test_a_grid_that_no_chip_launches_is_named_so(capsys):
     assert main(["run", *call.split()]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "--grid is '70000': 70,000 programs, and a chip launches at most 65,535: let each program do" in said
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("options", [{}, {"toolchain": "1.2.0", "final": True}], ids=["linalg", "final"])
+def test_a_division_by_zero_ends_no_process(options, dtype):
+    x = torch.full((64,), torch.iinfo(dtype).min, dtype=dtype)
+    by = torch.arange(64, dtype=dtype) - 1
+    y, z = torch.empty(2, 64, dtype=dtype)
+    with emulate("Ascend910B4", **options):
+        divided[(1,)](x, by, y, z, N=64)
+    assert torch.equal(z[2:], x[2:] - by[2:] * torch.div(x[2:], by[2:], rounding_mode="trunc"))
+    if not (options and dtype == torch.int32):  # compiler fault 23
+        assert torch.equal(y[2:], torch.div(x[2:], by[2:], rounding_mode="trunc"))
 
 
 def test_long_sums_of_products_in_two_orders_are_no_difference():

@@ -1,4 +1,5 @@
-"""Casts that MLIR's passes and LLVM leave open: of NaN to integers, which is 0 as in final modules; between operations."""
+"""What MLIR's passes and LLVM leave open: casts of NaN to integers, which are 0 as in final modules; casts between
+operations; quotients by 0, which would end the process."""
 
 from __future__ import annotations
 
@@ -14,13 +15,15 @@ from xdsl.dialects.builtin import (
     i32,
     i64,
 )
-from xdsl.ir import Attribute, Operation
+from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from ...module.mlir import make, name_of, parse_attribute
 
 _ROUNDED = {"arith.addf", "arith.subf", "arith.mulf", "arith.divf", "arith.remf"}  # and all of math
 _CASTS = ("arith.fptosi", "arith.fptoui")
+_QUOTIENTS = ("arith.divsi", "arith.remsi", "arith.divui", "arith.remui")
+_EQUAL = IntegerAttr(0, i64)  # the predicate "eq" of arith.cmpi
 _UNORDERED = IntegerAttr(14, i64)  # the predicate "uno" of arith.cmpf
 
 
@@ -31,6 +34,39 @@ def define_casts(module: ModuleOp) -> None:
             _define(op)
 
 
+def define_quotients(module: ModuleOp) -> None:
+    """Divide by 1 where the divisor is 0, and the least number, whose quotient by -1 is itself, where it is -1."""
+    for op in list(module.walk()):
+        if name_of(op) in _QUOTIENTS:
+            _guard(op)
+
+
+def _guard(op: Operation) -> None:
+    left, right = op.operands
+    new: list[Operation] = []
+
+    def constant(number: int) -> SSAValue:
+        value = parse_attribute(f"{f'dense<{number}>' if isinstance(right.type, TensorType) else number} : {right.type}")
+        new.append(make("arith.constant", results=[right.type], value=value))
+        return new[-1].results[0]
+
+    def made(name: str, *operands: SSAValue, kind: Attribute, **properties: Attribute) -> SSAValue:
+        new.append(make(name, operands, [kind], **properties))
+        return new[-1].results[0]
+
+    bits = _like(right.type, i1)
+    undefined = made("arith.cmpi", right, constant(0), kind=bits, predicate=_EQUAL)
+    element = right.type.get_element_type() if isinstance(right.type, TensorType) else right.type
+    if name_of(op).endswith("si") and isinstance(element, IntegerType):
+        least = constant(-(2 ** (element.width.data - 1)))
+        of_least = made("arith.cmpi", left, least, kind=bits, predicate=_EQUAL)
+        by_one = made("arith.cmpi", right, constant(-1), kind=bits, predicate=_EQUAL)
+        undefined = made("arith.ori", undefined, made("arith.andi", of_least, by_one, kind=bits), kind=bits)
+    divisor = made("arith.select", undefined, constant(1), right, kind=right.type)
+    Rewriter.insert_op(new, InsertPoint.before(op))
+    op.operands = [left, divisor]
+
+
 def round_each(module: ModuleOp) -> None:
     """Compute what is narrower than fp32 in fp32, and round it to nearest even after each operation.
 
@@ -38,14 +74,14 @@ def round_each(module: ModuleOp) -> None:
     """
     for op in list(module.walk()):
         name = name_of(op)
-        if (name in _ROUNDED or name.startswith("math.")) and _is_narrow(op.results[0].type):
+        if (name in _ROUNDED or name.startswith("math.")) and is_narrow(op.results[0].type):
             widen(op)
 
 
 def widen(op: Operation) -> None:
     """Let an operation take and give fp32, cast its operands before it and its result behind it."""
     for place, operand in enumerate(op.operands):
-        if _is_narrow(operand.type):
+        if is_narrow(operand.type):
             wide = make("arith.extf", [operand], [_like(operand.type, f32)])
             Rewriter.insert_op(wide, InsertPoint.before(op))
             op.operands[place] = wide.results[0]
@@ -58,7 +94,8 @@ def widen(op: Operation) -> None:
     Rewriter.replace_value_with_new_type(result, _like(result.type, f32))
 
 
-def _is_narrow(kind: Attribute) -> bool:
+def is_narrow(kind: Attribute) -> bool:
+    """Whether a number's or a tensor's type is fp16 or bf16."""
     return isinstance(kind.get_element_type() if isinstance(kind, TensorType) else kind, (Float16Type, BFloat16Type))
 
 

@@ -27,7 +27,7 @@ from ...module.mlir import make, name_of, parse, parse_attribute, property_of, s
 from ...toolchain.compilers import tool
 from ...toolchain.opt import opt
 from ..c_compiler import has_c_function, host_triple
-from .casts import define_casts, round_each
+from .casts import define_casts, define_quotients, round_each
 from .instrument import instrument
 from .library import PRINTING, write_out
 from .memory import keep_tensors_whose_memory_is_read
@@ -120,6 +120,7 @@ def lower(linalg: str, toolchain: str, *, wide_sums: bool = False) -> str:
     write_out(module, program, prints=not wide_sums)
     _prepare(module)
     define_casts(module)
+    define_quotients(module)
     keep_tensors_whose_memory_is_read(module)
     order_products(module)
     if wide_sums:

@@ -1,7 +1,8 @@
 """Writes products of matrices so that a host computes them fast, with the same bits.
 
 `linalg.matmul` says nothing of the order in which the terms of an element are added; here they are added one after another,
-first to last, whatever the order of the loops.
+first to last, whatever the order of the loops, and in fp32 where the result is narrower: the cube core's sums are fp32, and
+rounded once.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from ...module.mlir import make, name_of, parse_attribute
+from .casts import is_narrow, widen
 
 _PRODUCTS = {  # by the operation's name, the axes of its operands in loops over (i, k, j)
     "linalg.matmul": ("i, k, j", ("i, k", "k, j", "i, j")),
@@ -25,6 +27,8 @@ def order_products(module: ModuleOp) -> None:
     """Give products loops whose innermost one goes along rows, and operands of the result's type."""
     for op in list(module.walk()):
         if name_of(op) in _PRODUCTS and op.results:
+            if is_narrow(op.results[0].type):
+                widen(op)
             _reorder(op, *_PRODUCTS[name_of(op)])
 
 

@@ -188,13 +188,15 @@ class Numbers:
         return self._floating(compute, kind) if is_float(kind) else compute
 
     def _division(self, wanted: str, unsigned: bool) -> Computes:
+        """By 0, and of the least number by -1, the result is undefined: 0, or the largest number."""
         other = self.other
 
         def compute(x: Array, y: Array) -> Array:
             dtype = x.dtype
             x, y = _signed(x, unsigned=unsigned), _signed(y, unsigned=unsigned)
-            by_zero = y == 0
-            divisor = np.where(by_zero, y.dtype.type(1), y)
+            limits = np.iinfo(x.dtype)
+            undefined = y == 0 if unsigned else (y == 0) | ((y == -1) & (x == limits.min))
+            divisor = np.where(undefined, y.dtype.type(1), y)
             rest = np.fmod(x, divisor)
             quotient = (x - rest) // divisor
             apart = (rest != 0) & ((rest < 0) != (divisor < 0))
@@ -203,7 +205,7 @@ class Numbers:
             elif wanted == "ceil":
                 quotient = quotient + ((rest != 0) & ~apart)
             found = rest if wanted == "rest" else quotient
-            return np.where(by_zero, np.array(other, found.dtype), found).astype(dtype)
+            return np.where(undefined, np.array(limits.max if other else 0, found.dtype), found).astype(dtype)
 
         return compute
 
