@@ -108,6 +108,11 @@ def signs_in(record: LaunchRecord, soc: str, toolchain: str) -> dict[int, str]:
     return found
 
 
+def front_end_hint(record: LaunchRecord, soc: str) -> str:
+    """The known faults of triton-ascend whose signs a kernel has, behind what says that the front end is wrong."""
+    return _hint(signs_in(record, soc, VERSIONS[-1]), _OF_FRONT_END).replace("\n  ", "; ")
+
+
 def judged(
     label: str,
     functions: Mapping[str, Callable[[], object]],

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import OfflineError
+from ..execute.faults import FRONT_END_IS_WRONG
 from ..launches import Launch, LaunchRecord, describe_tile
 from ..module.places import located
 from ..toolchain.compilers import DEFAULT
@@ -34,6 +35,7 @@ class _Row:
         lint: rules and messages.
         timing: the prediction; None where there is none.
         problem: why there is none.
+        hint: known faults of the front end whose signs the kernel has, where that is wrong.
     """
 
     launches: list[Launch] = field(default_factory=list)
@@ -42,6 +44,7 @@ class _Row:
     lint: list[tuple[str, str]] = field(default_factory=list)
     timing: Timing | None = None
     problem: str = ""
+    hint: str = ""
 
     @property
     def kernel(self) -> str:
@@ -55,6 +58,7 @@ class _Row:
         """What is wrong, as editors read it."""
         notes = dict.fromkeys(note.text for launch in self.launches for note in launch.notes)
         named = (note if self.kernel in note else f"{self.kernel}: {note}" for note in notes)
+        named = (f"{note}{self.hint}" if note.endswith(FRONT_END_IS_WRONG) else note for note in named)
         return [located(note, self.ttir or self.launches[0].ttir) for note in named]
 
 
@@ -117,6 +121,7 @@ def _examine(rows: Sequence[_Row], soc: str, toolchain: str, *, compiled: bool) 
     from ..check.calls import launches_of
     from ..check.compilation import Job, describe
     from ..check.compilation import run as compile_job
+    from ..check.culprit import front_end_hint
     from ..toolchain.compilation import front_end_of
 
     records: list[tuple[_Row, LaunchRecord]] = []
@@ -125,6 +130,8 @@ def _examine(rows: Sequence[_Row], soc: str, toolchain: str, *, compiled: bool) 
         records += [(row, record) for record in found]
     for row, record in records:
         row.ttir = front_end_of(record)[1]
+        if any(note.text.endswith(FRONT_END_IS_WRONG) for launch in row.launches for note in launch.notes):
+            row.hint = front_end_hint(record, soc)
     if compiled:
         jobs = [Job(*describe(record), soc, toolchain) for _, record in records]
         with ThreadPoolExecutor() as pool:  # each waits for a compiler's process

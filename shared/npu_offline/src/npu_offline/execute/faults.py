@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _OUT_OF_MEMORY, _RACE, _ENDLESS, _INTERRUPTED, _APART = 2, 3, 5, 6, 7  # as in runtime.h, where 1 is an access out of bounds
 MASK_OR_STRIDE = "; its mask or a stride is wrong"
 """A guess in a message on an access out of bounds: what follows is for a kernel whose fault that is."""
+FRONT_END_IS_WRONG = "triton-ascend's front end is wrong"
+"""The end of a message on a launch that differs from what its TTIR means."""
 _ACCESSES = ("read", "write", "atomic update")
 _DONE = ("read", "wrote", "updated atomically")
 

@@ -10,6 +10,7 @@ from ...errors import EndlessLoopError, Finding, OfflineError, OutOfBoundsError,
 from ...launches import LaunchRecord
 from ...toolchain.compilation import front_end_of
 from .. import settings
+from ..faults import FRONT_END_IS_WRONG
 from ..final.compare import Bounds, bytes_at
 from ..storage import bounds_of
 from .compare import unlike
@@ -114,9 +115,7 @@ def unlike_meaning(
     except OutOfBoundsError as error:
         return [] if failed else [Finding("meaning", None, f"as Triton defines it: {error}")]
     if failed:
-        return [
-            Finding("meaning", None, "its TTIR, executed as Triton defines it, does not: triton-ascend's front end is wrong")
-        ]
+        return [Finding("meaning", None, f"its TTIR, executed as Triton defines it, does not: {FRONT_END_IS_WRONG}")]
     moved = functools.lru_cache(maxsize=1)(lambda: _moved(meant_by, meant))
     found = []
     for name, kind in types.items():
@@ -130,7 +129,7 @@ def unlike_meaning(
             said = unlike(name, got, wanted, lambda pair=pair, kind=kind: _typed(moved()[pair], kind))  # type: ignore[misc]
             if said:
                 found.append(
-                    Finding("meaning", None, f"{said}, which its TTIR means as Triton defines it: the front end is wrong")
+                    Finding("meaning", None, f"{said}, which its TTIR means as Triton defines it: {FRONT_END_IS_WRONG}")
                 )
     return found
 
