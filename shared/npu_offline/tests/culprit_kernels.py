@@ -324,3 +324,10 @@ def divided(x, by, y, z, N: tl.constexpr):
     b_x, b_by = tl.load(x + o), tl.load(by + o)
     tl.store(y + o, b_x // b_by)
     tl.store(z + o, b_x % b_by)
+
+
+@triton.jit
+def described(x, M, N, BM: tl.constexpr, BN: tl.constexpr):
+    tile = tl.make_tensor_descriptor(x, shape=[M, N], strides=[N, 1], block_shape=[BM, BN])
+    row, column = tl.program_id(0) * BM, tl.program_id(1) * BN
+    tile.store([row, column], tl.abs(tile.load([row, column])))

@@ -522,3 +522,11 @@ def ordered_masks_kernel(p_x, p_z, p_y, BLOCK: tl.constexpr, OPERATION: tl.const
     else:
         b_y = ~b_m & b_other
     tl.store(p_y + o, b_y.to(tl.int32))
+
+
+@triton.jit
+def unbounded_descriptor_kernel(p_x, p_y, n_rows, n_cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """y is |x|, n_rows of n_cols."""
+    x = tl.make_tensor_descriptor(p_x, shape=[n_rows, n_cols], strides=[n_cols, 1], block_shape=[BLOCK_M, BLOCK_N])
+    y = tl.make_tensor_descriptor(p_y, shape=[n_rows, n_cols], strides=[n_cols, 1], block_shape=[BLOCK_M, BLOCK_N])
+    y.store([0, 0], tl.abs(x.load([0, 0])))

@@ -43,6 +43,7 @@ from fault_kernels import (
     swapped_value_kernel,
     taken_lock_kernel,
     two_updates_kernel,
+    unbounded_descriptor_kernel,
     unlocked_exchange_kernel,
     unordered_sum_kernel,
     unordered_while_kernel,
@@ -591,3 +592,9 @@ def test_masks_are_not_ordered(toolchain, operation):
     else:
         with pytest.raises(Exception, match="vcmp__1d_half|unsupported hfusion::CompareFn"):  # no error: it is gone
             run(ordered_masks_kernel, (x, z, y), toolchain, BLOCK=64, OPERATION=operation)
+
+
+def test_a_tensor_descriptor_does_not_check_its_shape():
+    x, y = normal(20, 32), torch.full((20, 32), -1.0)
+    run(unbounded_descriptor_kernel, (x, y, 10, 32), "1.2.0", final=False, BLOCK_M=16, BLOCK_N=32)
+    assert torch.equal(y[:16], x[:16].abs()), GONE  # 10 rows are to be written

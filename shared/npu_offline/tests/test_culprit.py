@@ -65,6 +65,8 @@ SOFTMAX = "x=fp32:16x100 y=fp32:16x100 columns=100 BLOCK=128 --grid 16 --expect 
         ),
         ("joined x=fp32:100x8 w=fp32:100x16 y=fp32:100x24 n=2400 N=512 --grid 5", FRONT_END),
         (f"nested_return {RETURN}", FRONT_END),
+        ("described x=fp32:48x96 M=48 N=96 BM=16 BN=32 --grid 3,3 --expect x=x.abs()", "right: "),
+        ("described x=fp32:50x100 M=50 N=100 BM=16 BN=32 --grid 4,4 --expect x=x.abs()", FRONT_END),
         (f"two_returns {RETURN}", "right: every level that ran is as expected"),
         (
             "product_in_half a=fp16:64x64 b=fp16:64x64 c=fp16:64x64 N=64 --grid 1 --toolchain 1.2.0 --expect c=a@b",
@@ -99,6 +101,7 @@ def test_run_says_whose_fault_it_is(call, said, capsys):
         (f"gathered {GATHER}", 27),
         ("joined x=fp32:100x8 w=fp32:100x16 y=fp32:100x24 n=2400 N=512 --grid 5", 10),
         (f"nested_return {RETURN}", 35),
+        ("described x=fp32:50x100 M=50 N=100 BM=16 BN=32 --grid 4,4", 37),
         ("below x=fp32:64 z=fp32:64 y=i32:64 N=64 --grid 1", 36),
         ("summed_bytes x=i8:64:50..100 y=i32:1 N=64 --grid 1 --linalg-only --expect y=x.sum().view(1)", 24),
     ],

@@ -65,7 +65,7 @@ class Verdict:
 
 _PLACE = re.compile(r" \([^)]*\.py:[^)]*\)")
 _OF_LANGUAGE = {24}  # faults: what this Triton means is not what later ones do
-_OF_FRONT_END = {10, 11, 13, 16, 18, 20, 27, 30, 35}
+_OF_FRONT_END = {10, 11, 13, 16, 18, 20, 27, 30, 35, 37}
 _OF_COMPILERS = set(range(1, 100)) - _OF_FRONT_END
 _MOST = 2  # faults that are named
 _IN_ORDER = 4  # times what a kernel's roundings may move: how far its sums may be off in another order
@@ -73,6 +73,7 @@ _SIGNS = {  # in a TTIR, of faults that no rule of lint looks for, with the way 
     13: ("tt.mulhiui", "multiply halves of 16 bits", VERSIONS),
     16: ("tt.atomic_cas", "compare what it returns with the new value", VERSIONS),
     18: ("boundaryCheck = array<i32: [0-9]>", "check every axis: boundary_check=(0, 1)", VERSIONS),
+    37: ("tt.descriptor_(load|store)", "mask a load or a store of addresses, or check a block pointer", VERSIONS),
     36: (r"arith\.cmpi [us][lg][te], [^\n]*xi1>", "compute with masks: `~a & b` is a < b, `~a | b` is a <= b", VERSIONS),
     8: ("arith.fptosi .* to .*i8", "cast to int32 between", VERSIONS),
     14: ("tt.atomic_rmw fadd", "store what is summed, and sum it later", ("1.1.0", "1.2.0")),

@@ -29,14 +29,14 @@ _EPSILON = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
 
 
 def kind_of(value: Attribute) -> str:
-    """The element of a type: "f32", "i1", "i64"; "ptr" for pointers, "block" for block pointers.
+    """The element of a type: "f32", "i1", "i64"; "ptr" for pointers, "block" for block pointers and descriptors.
 
     Raises:
         UnsupportedError: it is another.
     """
     element = value.get_element_type() if isinstance(value, TensorType) else value
     text = str(element)
-    if text.startswith("!tt.ptr<tensor"):
+    if text.startswith(("!tt.ptr<tensor", "!tt.tensordesc")):
         return "block"
     if text.startswith("!tt.ptr"):
         return "ptr"

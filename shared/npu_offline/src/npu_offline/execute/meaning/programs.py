@@ -46,7 +46,7 @@ _LARGEST_NAN = 2
 
 @dataclass(frozen=True, eq=False)
 class _BlockPointer:
-    """What `tl.make_block_ptr` makes: an address, and of each axis size, stride and offset."""
+    """What `tl.make_block_ptr` or `tl.make_tensor_descriptor` makes: an address, and each axis' size, stride and offset."""
 
     base: Array
     sizes: Sequence[Array]
@@ -579,11 +579,35 @@ class _Execution:
 
         return self._pure(op, run)
 
-    def _through(self, op: Operation, block: _BlockPointer, kind: Attribute) -> tuple[Array, Array | None]:
-        """The addresses of a tile behind a block pointer, and which of them are inside along the axes that are checked."""
+    def _tt_make_tensor_descriptor(self, op: Operation) -> Step:
+        axes = len(op.operands) // 2
+
+        def run(base: Array, *rest: Array) -> _BlockPointer:
+            wide = [each.astype(np.int64) for each in rest]
+            return _BlockPointer(base, wide[:axes], wide[axes:], [np.zeros(1, np.int64)] * axes)
+
+        return self._pure(op, run)
+
+    def _tt_descriptor_load(self, op: Operation) -> Step:
+        descriptor, *places = op.operands
+        return self._load(op, descriptor, None, None, _ZERO_PADDING, places)
+
+    def _tt_descriptor_store(self, op: Operation) -> Step:
+        descriptor, value, *places = op.operands
+        return self._store(op, descriptor, value, None, places)
+
+    def _through(
+        self, op: Operation, block: _BlockPointer, kind: Attribute, places: Sequence[Array] = ()
+    ) -> tuple[Array, Array | None]:
+        """The addresses of a tile behind a block pointer, and which of them are inside along the axes that are checked.
+
+        Those of a tensor descriptor, to which an access gives places, are all checked.
+        """
         shape, size = _shape_of(kind), memory_dtype(kind_of(kind)).itemsize
         found = property_of(op, "boundaryCheck")
         checked = {int(axis) for axis in found.get_values()} if isinstance(found, DenseArrayBase) else set()
+        if places:
+            block, checked = replace(block, offsets=[each.astype(np.int64) for each in places]), set(range(len(shape)))
         addresses, inside = block.base.reshape(-1, *(1,) * len(shape)), None
         for axis, length in enumerate(shape):
             spread = (-1, *(length if i == axis else 1 for i in range(len(shape))))
@@ -595,18 +619,27 @@ class _Execution:
         return addresses, inside
 
     def _tt_load(self, op: Operation) -> Step:
-        pointer, mask, other = _segments(op)
+        padding = property_of(op, "padding")
+        return self._load(op, *_segments(op), integer_of(op, "padding") if padding is not None else 0)
+
+    def _load(
+        self,
+        op: Operation,
+        pointer: SSAValue,
+        mask: SSAValue | None,
+        other: SSAValue | None,
+        padded: int,
+        places: Sequence[SSAValue] = (),
+    ) -> Step:
         (result,) = op.results
         kind = kind_of(result.type)
         dtype = memory_dtype(kind)
-        padding = property_of(op, "padding")
-        padded = integer_of(op, "padding") if padding is not None else 0
 
         def run(frame: Frame, active: Mask) -> None:
             address, rest = frame[pointer], frame[other] if other is not None else None
             inside = frame[mask] if mask is not None else None
             if isinstance(address, _BlockPointer):
-                address, inside = self._through(op, address, result.type)
+                address, inside = self._through(op, address, result.type, [frame[each] for each in places])
                 if padded == _LARGEST_NAN:
                     rest = np.array(np.nan, self.numbers.dtype(kind))
                 elif padded == _ZERO_PADDING:
@@ -625,12 +658,17 @@ class _Execution:
 
     def _tt_store(self, op: Operation) -> Step:
         pointer, value, mask = (*op.operands, None)[:3]
+        return self._store(op, pointer, value, mask)
+
+    def _store(
+        self, op: Operation, pointer: SSAValue, value: SSAValue, mask: SSAValue | None, places: Sequence[SSAValue] = ()
+    ) -> Step:
         kind = kind_of(value.type)
 
         def run(frame: Frame, active: Mask) -> None:
             address, inside = frame[pointer], frame[mask] if mask is not None else None
             if isinstance(address, _BlockPointer):
-                address, inside = self._through(op, address, value.type)
+                address, inside = self._through(op, address, value.type, [frame[each] for each in places])
             raw = self.numbers.to_memory(frame[value], kind)
             taken = _taking_part(address, inside, active, len(raw))
             if taken is None:
