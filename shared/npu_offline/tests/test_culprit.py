@@ -154,6 +154,15 @@ def test_a_kernel_that_is_refused_is_named_with_its_line(call, text, said, capsy
     assert [each for each in printed if each.startswith("not run: ")] == [f"not run: {call.split()[0]}"]
 
 
+def test_a_narrow_index_that_counts_as_signed_is_named_so(capsys):
+    call = "looked_up x=u8:64:200..256 table=fp32:256 y=fp32:64 N=64 --grid 1 --linalg-only"
+    assert main(["run", *f"{FILE}::{call}".split()]) == 1
+    printed = capsys.readouterr().out
+    assert f"{KERNEL}kernel looked_up, program (0, 0, 0): read at byte -" in printed
+    assert printed.count("an index of 8 or 16 bits counts as signed") == 1 + 2 * ("Linalg IR" in printed)
+    assert "compiler fault 10" not in printed
+
+
 def test_what_execution_does_not_know_is_no_fault_of_a_compiler(capsys):
     call = "products_of_a_group a=fp16:4x32x32 b=fp16:4x32x32 c=fp32:4x32x32 G=4 M=32 --grid 1 --expect c=a@b"
     assert main(["run", *f"{FILE}::{call} --toolchain 1.0.0".split()]) == 2

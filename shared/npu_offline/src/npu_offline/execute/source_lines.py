@@ -18,6 +18,7 @@ _CARRIED = re.compile(r"(%\w+) = (%\w+)(?:#\d+)?")
 _POINTER = re.compile(r"!tt\.ptr|: <tensor")  # the types of pointers, and of block pointers that are made or moved
 _PLACE = re.compile(r"loc\((#loc\d*)\)\s*$")
 _ELEMENTS = re.compile(r"memref\.load .*\n *%\S+ = tensor\.insert ")  # of a tile that is loaded one by one
+_NARROW_INDEX = re.compile(r"tt\.addptr .*, (?:tensor<[\dx]*xi(?:8|16)>|i8|i16) ")
 _MOST = 4  # places that are named
 
 
@@ -65,6 +66,10 @@ class KernelSource:
     def only_stores(self, argument: str) -> bool:
         """Whether the kernel stores to an argument, always with a mask, and does not load from it."""
         return not self._accesses(argument, LOAD) and self.has_mask(argument, STORE)
+
+    def has_narrow_index(self) -> bool:
+        """Whether an address is computed from integers of 8 or 16 bits."""
+        return bool(_NARROW_INDEX.search(self.text))
 
     def swaps(self) -> bool:
         """Whether the kernel has a compare-and-swap."""

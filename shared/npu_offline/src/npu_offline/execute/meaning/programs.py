@@ -17,6 +17,7 @@ from ...errors import EndlessLoopError, OutOfBoundsError, RaceError, Unsupported
 from ...module.mlir import name_of, parse, property_of, symbol_of
 from ...module.places import lines_by_operation
 from ...toolchain.ttir import generic_form
+from ..faults import NARROW_INDEX
 from .memory import Memory, OutsideError, RacingError
 from .numbers import Array, Numbers, integer_of, is_float, kind_of, memory_dtype
 
@@ -40,6 +41,7 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {
 }
 _INFINITE = re.compile(r"dense<(0x[0-9A-F]+)> : tensor<[\dx]*x(bf16|f\d+)>")  # xDSL takes the bits for a number
 _ATOMICS = ["", "and", "or", "xor", "add", "fadd", "max", "min", "umax", "umin", "xchg"]
+_DOES = {"load": "read", "store": "write"}
 _ZERO_PADDING = 1
 _LARGEST_NAN = 2
 
@@ -759,12 +761,16 @@ class _Execution:
         program = at // max(1, each)
         ids = tuple(int(axis[min(program, len(axis) - 1)]) for axis in frame.programs)
         name, byte, size = self._memory.named(error.address)
-        kind = {"tt.load": "read", "tt.store": "write"}.get(name_of(op), "atomic update")
+        kind = _DOES.get(name_of(op).rpartition("_")[2].removeprefix("tt."), "atomic update")
         line = self._meaning.place(op)
         where = f" ({line})" if line else ""
+        made = op.operands[0].owner
+        narrow = (
+            isinstance(made, Operation) and name_of(made) == "tt.addptr" and kind_of(made.operands[1].type) in ("i8", "i16")
+        )
         return OutOfBoundsError(
             f"kernel {self._meaning.name}, program {ids}: {kind} at byte {byte} of argument {name},"
-            f" outside its storage of {size} bytes{where}"
+            f" outside its storage of {size} bytes{where}{NARROW_INDEX if narrow and byte < 0 else ''}"
         )
 
 
