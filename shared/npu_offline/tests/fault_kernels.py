@@ -530,3 +530,14 @@ def unbounded_descriptor_kernel(p_x, p_y, n_rows, n_cols, BLOCK_M: tl.constexpr,
     x = tl.make_tensor_descriptor(p_x, shape=[n_rows, n_cols], strides=[n_cols, 1], block_shape=[BLOCK_M, BLOCK_N])
     y = tl.make_tensor_descriptor(p_y, shape=[n_rows, n_cols], strides=[n_cols, 1], block_shape=[BLOCK_M, BLOCK_N])
     y.store([0, 0], tl.abs(x.load([0, 0])))
+
+
+@triton.jit
+def pairs_kernel(p_x, p_largest, p_y, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr, MASKED: tl.constexpr):
+    """The largest number of each row of x, and the sums of its pairs. MASKED: elements from n on count as 0."""
+    o = tl.arange(0, ROWS * COLUMNS)
+    b_x = tl.load(p_x + o, mask=o < n, other=0.0) if MASKED else tl.load(p_x + o)
+    b_x = tl.reshape(b_x, (ROWS, COLUMNS))
+    tl.store(p_largest + tl.arange(0, ROWS), tl.max(b_x, 1))
+    b_even, b_odd = tl.reshape(b_x, (ROWS, COLUMNS // 2, 2)).split()
+    tl.store(p_y + tl.arange(0, ROWS * COLUMNS // 2), tl.reshape(b_even + b_odd, (ROWS * COLUMNS // 2,)))

@@ -29,6 +29,7 @@ from fault_kernels import (
     lost_wait_kernel,
     one_erf_kernel,
     ordered_masks_kernel,
+    pairs_kernel,
     partly_checked_kernel,
     plain_return_kernel,
     ragged_mask_kernel,
@@ -598,3 +599,17 @@ def test_a_tensor_descriptor_does_not_check_its_shape():
     x, y = normal(20, 32), torch.full((20, 32), -1.0)
     run(unbounded_descriptor_kernel, (x, y, 10, 32), "1.2.0", final=False, BLOCK_M=16, BLOCK_N=32)
     assert torch.equal(y[:16], x[:16].abs()), GONE  # 10 rows are to be written
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_a_masked_tile_whose_pairs_are_split_is_not_loaded(toolchain, masked):
+    x, largest, y = normal(128), torch.full((2,), -1.0), torch.full((64,), -1.0)
+    arguments, tile = (x, largest, y, 128), {"ROWS": 2, "COLUMNS": 64, "MASKED": masked}
+    if masked and toolchain == "1.0.0":
+        with pytest.raises(npu_offline.CompilationError, match="memref.collapse_shape"):  # no error: it is gone
+            run(pairs_kernel, arguments, toolchain, **tile)
+        return
+    run(pairs_kernel, arguments, toolchain, **tile)
+    assert torch.equal(largest, x.view(2, 64).amax(1)) != masked, GONE
+    assert torch.allclose(y, x.view(64, 2).sum(1)) != masked, GONE

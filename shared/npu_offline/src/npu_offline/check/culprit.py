@@ -73,6 +73,11 @@ _SIGNS = {  # in a TTIR, of faults that no rule of lint looks for, with the way 
     13: ("tt.mulhiui", "multiply halves of 16 bits", VERSIONS),
     16: ("tt.atomic_cas", "compare what it returns with the new value", VERSIONS),
     18: ("boundaryCheck = array<i32: [0-9]>", "check every axis: boundary_check=(0, 1)", VERSIONS),
+    38: (
+        r"(?s)tt\.load %\w+, %.*tt\.split",
+        "load without a mask, or each half of the pairs by itself, `p + 2 * o` and `p + 2 * o + 1`",
+        ("1.1.0", "1.2.0"),
+    ),
     37: ("tt.descriptor_(load|store)", "mask a load or a store of addresses, or check a block pointer", VERSIONS),
     36: (r"arith\.cmpi [us][lg][te], [^\n]*xi1>", "compute with masks: `~a & b` is a < b, `~a | b` is a <= b", VERSIONS),
     8: ("arith.fptosi .* to .*i8", "cast to int32 between", VERSIONS),
