@@ -255,7 +255,7 @@ import torch
 from torch._C import _cuda_getCurrentRawStream
 
 assert torch.cuda.is_available() and torch.cuda.device_count() == 1
-x = torch.randn(8, device="cuda")
+x = torch.randn(8, device="cuda")  # the input
 assert x.is_cuda and x.get_device() == 0
 with torch.cuda.nvtx.range("first"):
     torch.cuda.nvtx.mark("second")

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import linecache
 import os
+import re
 import runpy
 import shutil
 import sys
@@ -31,6 +32,7 @@ _UB_BITS = "ASCEND_UB_CAPACITY_BITS"  # libraries look for the size of the Unifi
 _METHODS = ("cuda", "npu")  # of tensors: they lie here
 _DEVICE, _IS_CPU = torch.Tensor.device.__get__, torch.Tensor.is_cpu.__get__  # type: ignore[attr-defined]
 _IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+_NPU = re.compile(r"(?<![a-z])npu", re.IGNORECASE)  # no "input"
 _LIBRARIES = tuple(str(Path(str(package.__file__)).parent) for package in (torch, npu_tiling))
 
 
@@ -78,7 +80,7 @@ def _knows_cuda_alone(file: str) -> bool:
     """Whether a file that asks for CUDA names no NPU: a program for CUDA is told yes, a library that would choose, no."""
     if file.startswith(_LIBRARIES) or "triton" in Path(file).parts:
         return False
-    return "npu" not in "".join(linecache.getlines(file)).lower()
+    return not _NPU.search("".join(linecache.getlines(file)))
 
 
 @contextlib.contextmanager
