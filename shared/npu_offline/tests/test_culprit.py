@@ -8,7 +8,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from culprit_kernels import divided, doubled, states
+from culprit_kernels import divided, doubled, products_of_a_group, states
 from npu_offline import emulate
 from npu_offline.cli import main
 from npu_offline.errors import OutOfBoundsError, RaceError
@@ -212,6 +212,15 @@ def test_long_sums_of_products_in_two_orders_are_no_difference():
         states[(1,)](k, v, h, t, BT=tile, D=d)
     assert (meant - h).abs().median() <= 1.5 * off.median()
     assert not unlike("h", h, meant, lambda: meant + off)
+
+
+def test_a_short_product_is_moved_too():
+    a, b = torch.randn(2, 1, 64, 64, generator=torch.Generator().manual_seed(1))
+    meant, other = torch.empty(2, 1, 64, 64)
+    for level, c in (("only", meant), ("other", other)):
+        with emulate("Ascend910B4", meaning=level):
+            products_of_a_group[(1,)](a, b, c, G=1, M=64)
+    assert (meant != other).double().mean() > 0.5
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])

@@ -178,9 +178,9 @@ def _added_in_order(x: Array, axis: int) -> Array:
 
 
 def _multiplied_in_order(left: Array, right: Array, start: Array, exact: Array) -> Array:
-    """A product of matrices that is added to `start` in fp32, one term after another; `exact` where that is not finite."""
+    """A product of matrices, added to `start` in fp32 from its last term on, as no library does; `exact` if not finite."""
     added = np.broadcast_to(start, exact.shape).astype(np.float32)
-    for term in range(left.shape[-1]):
+    for term in reversed(range(left.shape[-1])):
         added += left[..., term, None] * right[..., term, None, :]
     return np.where(np.isfinite(added), added, exact)
 
