@@ -124,11 +124,17 @@ HOW = {
 }
 
 
-def test_items_may_be_a_tensor_with_a_dimension(device):
+@pytest.mark.parametrize("options", ({}, {"lse_square_scale": 1e-3, "return_z_loss": True}, {"shifts": (1,)}))
+def test_a_loss_has_the_shape_of_its_items(device, options):
+    """A sum over a tensor [1] is one, as in transformers: DataParallel gathers its replicas' losses."""
     case = losses.make(TOKENS, 32, 123)
-    tensors = [tensor.to(device.torch) for tensor in (case.x, case.weight, case.target)]
-    found, wanted = (causal_lm_loss(*tensors, items) for items in (torch.tensor([7], device=device.torch), 7))
-    assert torch.equal(found, wanted)
+    x, weight, labels = (tensor.to(device.torch) for tensor in (case.x, case.weight, case.target))
+    given = (x[None] if "shifts" in options else x, weight, labels)
+    wanted = causal_lm_loss(*given, 7, **options)
+    for shape in ((), (1,), (1, 1)):
+        found = causal_lm_loss(*given, torch.full(shape, 7, device=device.torch), **options)
+        for one, other in zip(found[:2], wanted[:2], strict=True) if "return_z_loss" in options else [(found, wanted)]:
+            assert torch.equal(one, other.reshape(shape))
 
 
 def test_a_number_of_items_does_not_depend_on_the_default_dtype():

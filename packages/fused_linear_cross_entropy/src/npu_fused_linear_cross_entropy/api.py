@@ -336,7 +336,8 @@ def causal_lm_loss(
         options: the other options of `fused_linear_cross_entropy`, except `reduction`.
 
     Returns:
-        The loss, a number; or a `LinearCrossEntropyOutput` if one of the `return_` options is set.
+        The loss, a number, in the shape of a tensor `num_items_in_batch`: [1] in a DataParallel's replica. Or a
+        `LinearCrossEntropyOutput` if one of the `return_` options is set.
 
     Raises:
         TypeError, ValueError, IndexError: as for `fused_linear_cross_entropy`. Some name the arguments as there: x is
@@ -346,13 +347,14 @@ def causal_lm_loss(
     Source: transformers, `loss/loss_utils.py`, ForCausalLMLoss.
     """
     arguments.dense("hidden_states", hidden_states)
-    device = hidden_states.device
+    device, loss_shape = hidden_states.device, torch.Size()
     if num_items_in_batch is not None and not isinstance(num_items_in_batch, Tensor):
         number = arguments.number("num_items_in_batch", num_items_in_batch, least=0)
         num_items_in_batch = torch.full((), number, dtype=statistics_dtype(hidden_states.dtype), device=device)
     elif num_items_in_batch is not None:
         if num_items_in_batch.numel() != 1:
             raise ValueError(f"num_items_in_batch has {num_items_in_batch.numel()} numbers and must have one.")
+        loss_shape = num_items_in_batch.shape
         num_items_in_batch = num_items_in_batch.reshape(())
         if can_be_read(num_items_in_batch):
             arguments.number("num_items_in_batch", num_items_in_batch.item(), least=0)
@@ -394,6 +396,9 @@ def causal_lm_loss(
             checked, num_items_in_batch = replaced(checked, reduction="sum"), None
     tensors = (x, weight, target, bias, class_weight, num_items_in_batch, frozen, weight_grad)
     outputs = loss_of(Forward(*tensors, checked), counted_tokens, token_weight)
+    if loss_shape:
+        z_loss = None if outputs.z_loss is None else outputs.z_loss.reshape(loss_shape)
+        outputs = replaced(outputs, loss=outputs.loss.reshape(loss_shape), z_loss=z_loss)
     return outputs if any(checked.extras) else outputs.loss
 
 
