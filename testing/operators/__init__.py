@@ -12,6 +12,7 @@ from .compilers import (
 )
 from .derivatives import (
     test_a_tangent_is_refused_by_name,
+    test_a_result_that_is_changed_in_place_is_differentiated_or_refused_by_autograd,
     test_forward_mode_is_that_of_the_definition,
     test_functional_gradients_are_autograds,
     test_result_and_gradients_are_the_definitions,
@@ -47,6 +48,7 @@ __all__ = [
     "only_at",
     "test_a_backward_is_compiled_by_itself",
     "test_a_tangent_is_refused_by_name",
+    "test_a_result_that_is_changed_in_place_is_differentiated_or_refused_by_autograd",
     "test_a_tensor_that_is_not_dense_is_refused",
     "test_activation_checkpointing",
     "test_autocast",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .case import DEVICES, Case, asked, close, dense, of_gradient, only_at, transposed
+from .case import DEVICES, Case, asked, close, dense, joined, of_gradient, only_at, transposed
 
 if TYPE_CHECKING:
     from npu_offline.plugin import Place
@@ -139,6 +139,29 @@ def test_second_derivative_is_refused(npu_place: Place, case: Case) -> None:
         with contextlib.suppress(NotImplementedError):  # of a value that came with its gradient
             found = torch.func.grad(lambda tensor: torch.func.grad_and_value(one)(tensor)[1])(call.trained[at])  # noqa: B023
             close([found], [gradient.detach()])
+
+
+@asked(of_gradient)
+def test_a_result_that_is_changed_in_place_is_differentiated_or_refused_by_autograd(npu_place: Place, case: Case) -> None:
+    """Refused where the backward reads it, as PyTorch's own operators refuse it. A view of an argument is left out."""
+    call = case.draw(npu_place.torch)
+
+    def doubled(at: int, *, in_place: bool) -> list[Tensor]:
+        leaves = call.leaves()
+        outputs = call.outputs(*leaves)
+        inputs = {tensor.untyped_storage().data_ptr() for tensor in call.given(leaves)}
+        if not outputs[at].requires_grad or outputs[at].untyped_storage().data_ptr() in inputs:
+            return []
+        outputs[at] = outputs[at].mul_(2.0) if in_place else outputs[at] * 2.0
+        return list(torch.autograd.grad(torch.sin(joined(outputs)).sum(), leaves, allow_unused=True, materialize_grads=True))
+
+    for at in range(len(call.outputs(*call.leaves()))):
+        try:
+            found = doubled(at, in_place=True)
+        except RuntimeError as error:
+            assert "modified by an inplace operation" in str(error) or "must keep its values" in str(error)
+        else:
+            close([dense(one) for one in found], [dense(one) for one in doubled(at, in_place=False)])
 
 
 @pytest.mark.few(2)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from npu_tiling import device_for
 from npu_tiling.chips import dry_runs
-from npu_tiling.dispatch import Function, OperatorLibrary, apply, are_transforms_active, is_backward
+from npu_tiling.dispatch import Function, OperatorLibrary, apply, are_transforms_active, is_backward, unviewed
 from npu_tiling.operators import Operator
 from torch import Tensor
 
@@ -88,6 +88,7 @@ class _AttnRes(Function):
         save_statistics = True
         options = (stacked, n_blocks, eps, norm_eps, dtype, save_statistics, *update)
         h, y, new_prefix, *statistics = run(blocks, device_count, prefix, layer_output, *weights, *options)
+        h, y = unviewed(h), None if y is None else unviewed(y)
         ctx.overwritten = None
         if layer_output is not None and in_place:
             new_prefix = _without_version_check(prefix)

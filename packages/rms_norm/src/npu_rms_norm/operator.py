@@ -145,6 +145,7 @@ class _QKRMSNorm(dispatch.Function):
     def forward(ctx, run, qkv, q_weight, k_weight, n_heads, n_kv_heads, eps, offset, casting_mode, with_v):  # type: ignore[no-untyped-def]
         tensors, heads, save_rstd = (qkv, q_weight, k_weight), (n_heads, n_kv_heads), True
         q, k, q_rstd, k_rstd = run(*tensors, *heads, eps, offset, casting_mode, save_rstd)
+        q, k = dispatch.unviewed(q), dispatch.unviewed(k)
         ctx.options = (*heads, offset, casting_mode)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(q_rstd, k_rstd)

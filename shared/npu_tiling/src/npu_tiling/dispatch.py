@@ -106,6 +106,11 @@ def outer_levels() -> Iterator[None]:
         yield
 
 
+def unviewed(result: Tensor) -> Tensor:
+    """The same memory as a tensor that is no view: autograd lets no view that a `Function` returns be changed in place."""
+    return torch.ops.aten._unsafe_view(result, result.shape) if result._is_view() else result
+
+
 def forward_mode(arguments: Sequence[Any]) -> bool:
     """Whether one of these arguments has a tangent; tensors may stand in lists."""
     if forward_ad._current_level < 0:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from npu_tiling.calls import Empty
-from npu_tiling.dispatch import Function, apply
+from npu_tiling.dispatch import Function, apply, unviewed
 from npu_tiling.operators import Operator
 from torch import Tensor
 
@@ -169,6 +169,7 @@ class _Keys(Function):
     def forward(ctx, run, bank, prefix, query, eps, dtype, save):  # type: ignore[no-untyped-def]
         save_statistics = True
         h, score, rstd = run(bank, prefix, query, eps, dtype, save_statistics)
+        h = unviewed(h)
         ctx.save_for_backward(bank, prefix, query, score, rstd)
         ctx.set_materialize_grads(False)
         if not save:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from npu_tiling.calls import Empty, statistics_dtype
-from npu_tiling.dispatch import Function, apply
+from npu_tiling.dispatch import Function, apply, unviewed
 from npu_tiling.operators import Operator
 from torch import Tensor
 
@@ -310,6 +310,7 @@ class _Merge(Function):
     ):
         weights, save_statistics = (query, rms_weight, output_rms_weight), True
         h, y, new_prefix, *statistics = run(o, lse, prefix, layer_output, *weights, eps, norm_eps, save_statistics)
+        h, y = unviewed(h), None if y is None else unviewed(y)
         kept = None if output_rms_weight is None else h
         ctx.save_for_backward(kept, o, lse, prefix if layer_output is None else new_prefix, *weights, *statistics)
         ctx.output_dtype = None if layer_output is None else layer_output.dtype
