@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from . import split
 from .bags import computed_rows
 from .call import NO_ROW, Forward, Renormalise, check_inside, check_table, padding_row
-from .lookup import FORWARD, RENORMALISE
+from .lookup import FORWARD, RENORMALISE, largest_norm
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _UNKNOWN_TOTAL = 2**63 - 1  # rows of a sharded table: any index from 0 may be another shard's
@@ -99,13 +99,12 @@ def embedding(
     dtype = check_table(indices, weight, row_scales, dtype)
     first_row, n_total = _check(weight, vocab_range, num_embeddings)
     padding = padding_row(padding_idx, weight.shape[0] if vocab_range is None else num_embeddings)
-    if max_norm is not None:
-        arguments.number("max_norm", max_norm, least=0, finite=False, or_none=True)
-        max_norm = float(max_norm)  # also beyond fp32: a row whose norm is infinite is larger
     if multiplier is not None:
         multiplier = arguments.number("multiplier", multiplier, or_none=True)
     if rms_norm_eps is not None:
         rms_norm_eps = arguments.number("rms_norm_eps", rms_norm_eps, least=0)
+    if max_norm is not None:
+        max_norm = largest_norm(max_norm, row_scales)
     norm_type = arguments.number("norm_type", norm_type, finite=False)
     arguments.flags(scale_grad_by_freq=scale_grad_by_freq, sparse=sparse)
     if is_distributed((indices, weight)):
@@ -118,8 +117,6 @@ def embedding(
         run = partial(embedding, norm_type=norm_type)
         return split.of_dtensors(run, indices, weight, padding_idx, max_norm, scale_grad_by_freq, sparse, multiplier)
     if max_norm is not None:
-        if row_scales is not None:
-            raise ValueError(f"max_norm is {max_norm} and must be None where row_scales is given: such a table is frozen.")
         RENORMALISE(Renormalise(indices, weight.detach(), max_norm, norm_type, first_row, n_total))
     call = Forward(indices, weight, padding, scale_grad_by_freq, sparse, first_row, n_total)
     if multiplier is not None or row_scales is not None or rms_norm_eps is not None:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from .. import reference
 from ..call import NO_ID, NO_ROW, Bags, Forward, Renormalise, Spread, check_inside, check_table, numbers, padding_row
-from ..lookup import FORWARD, LIBRARY, RENORMALISE, gradient_of_table
+from ..lookup import FORWARD, LIBRARY, RENORMALISE, gradient_of_table, largest_norm
 from ..rows import COPIES, RowShape, dense_rows, fill
 
 _FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
@@ -86,8 +86,7 @@ def embedding_bag(
     dtype = check_table(indices, weight, row_scales, dtype)
     padding = padding_row(padding_idx, len(weight))
     if max_norm is not None:
-        arguments.number("max_norm", max_norm, least=0, finite=False, or_none=True)
-        max_norm = float(max_norm)  # also beyond fp32: a row whose norm is infinite is larger
+        max_norm = largest_norm(max_norm, row_scales)
     norm_type = arguments.number("norm_type", norm_type, finite=False)
     arguments.flags(scale_grad_by_freq=scale_grad_by_freq, sparse=sparse, include_last_offset=include_last_offset)
     check_mode(mode)
@@ -97,8 +96,6 @@ def embedding_bag(
     if offsets is None:
         check_inside(indices, len(weight), base)
     if max_norm is not None:
-        if row_scales is not None:
-            raise ValueError(f"max_norm is {max_norm} and must be None where row_scales is given: such a table is frozen.")
         ids = indices if base is None else indices + base
         RENORMALISE(Renormalise(ids, weight.detach(), max_norm, norm_type, 0, len(weight)))
     if mode == "concat":

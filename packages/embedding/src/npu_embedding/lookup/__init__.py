@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from npu_tiling import Device
+from npu_tiling import Device, arguments
 from npu_tiling.calls import Empty
 from npu_tiling.dispatch import Function, OperatorLibrary, apply
 from npu_tiling.operators import Operator
@@ -142,6 +142,14 @@ BACKWARD = Operator(
 RENORMALISE = Operator(
     LIBRARY, "renormalise_", Renormalise, [], plan=renormalise_, reference=reference.renormalise_, writes=["weight"]
 )
+
+
+def largest_norm(max_norm: Any, row_scales: Tensor | None) -> float:
+    """max_norm, also beyond fp32: a row whose norm is infinite is larger."""
+    arguments.number("max_norm", max_norm, least=0, finite=False, or_none=True)
+    if row_scales is not None:
+        raise ValueError(f"max_norm is {max_norm} and must be None where row_scales is given: such a table is frozen.")
+    return float(max_norm)
 
 
 def gradient_of_table(call: Forward | Bags, dy: Tensor, indices: Tensor, n_rows: int, dtype: torch.dtype) -> Tensor:
