@@ -7,12 +7,13 @@ CASES = (Case("rms_norm", rms_norm, lambda n: ((n, 8), (8,)), definition=formula
 from .case import Case, Input, integers, only_at
 from .compilers import (
     test_a_backward_is_compiled_by_itself,
+    test_a_trace_has_the_operator_and_its_gradient,
     test_compiles_to_one_graph_for_any_number_of_tokens,
     test_exported_programs_can_be_saved,
 )
 from .derivatives import (
-    test_a_tangent_is_refused_by_name,
     test_a_result_that_is_changed_in_place_is_differentiated_or_refused_by_autograd,
+    test_a_tangent_is_refused_by_name,
     test_forward_mode_is_that_of_the_definition,
     test_functional_gradients_are_autograds,
     test_result_and_gradients_are_the_definitions,
@@ -47,9 +48,10 @@ __all__ = [
     "integers",
     "only_at",
     "test_a_backward_is_compiled_by_itself",
-    "test_a_tangent_is_refused_by_name",
     "test_a_result_that_is_changed_in_place_is_differentiated_or_refused_by_autograd",
+    "test_a_tangent_is_refused_by_name",
     "test_a_tensor_that_is_not_dense_is_refused",
+    "test_a_trace_has_the_operator_and_its_gradient",
     "test_activation_checkpointing",
     "test_autocast",
     "test_bytes_are_those_of_the_formula",

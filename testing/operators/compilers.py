@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 import torch._dynamo.testing
 from torch._dynamo import compiled_autograd
@@ -52,6 +53,21 @@ def test_a_backward_is_compiled_by_itself(npu_place: Place, case: Case) -> None:
     with compiled_autograd._enable(torch.compile(backend="aot_eager")):
         value.backward()
     close([dense(leaf.grad) for leaf in leaves if leaf.grad is not None], expected)
+
+
+@asked(of_gradient)
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit.:DeprecationWarning")
+def test_a_trace_has_the_operator_and_its_gradient(npu_place: Place, case: Case) -> None:
+    """torch.jit.trace, which runs the call without gradients too, and compares."""
+    call = case.draw(npu_place.torch)
+    trained = call.leaves()
+    traced = torch.jit.trace(lambda *given: tuple(call.outputs(*given)), tuple(trained))
+    assert " = npu_" in str(traced.graph)
+    file = io.BytesIO()
+    torch.jit.save(traced, file)
+    file.seek(0)
+    for each in (traced, torch.jit.load(file)):
+        close(call.results(lambda *given, each=each: each(*(given[at] for at in call.places))), call.results())
 
 
 @only_at(*DEVICES)

@@ -78,6 +78,7 @@ DENSE = WRITES | {
 LISTS = frozenset({"test_nothing_waits_for_the_device", "test_graph_capture"})  # are copied to the device in each call
 OF_TORCH = frozenset({"test_a_tensor_that_is_not_dense_is_refused"})  # for which torch's forward runs
 INDUCTOR = frozenset({"test_compiles_to_one_graph_for_any_number_of_tokens", "test_graph_capture"})  # no sparse gradients
+STATELESS = frozenset({"test_a_trace_has_the_operator_and_its_gradient"})  # torch.func.functional_call is not traced
 CASES = (
     Case("embedding", embedding, ids, functional.embedding, saved=(6,)),
     Case("a padding row", partial(embedding, padding_idx=2), ids, partial(functional.embedding, padding_idx=2), option=True),
@@ -110,8 +111,8 @@ CASES = (
     Case("concat", partial(embedding_bag, mode="concat"), ids, concatenated, option=True),
     Case("ngram_embedding", ngrams, texts, tangents=False, without=LISTS),
     Case("sums of n-grams", partial(ngrams, mode="sum"), texts, tangents=False, option=True, without=LISTS),
-    Case("Embedding", of_module(Embedding), ids, without=DERIVATIVES | OF_TORCH),
-    Case("EmbeddingBag", of_module(EmbeddingBag), ids, tangents=False, without=WRITES),
+    Case("Embedding", of_module(Embedding), ids, without=DERIVATIVES | OF_TORCH | STATELESS),
+    Case("EmbeddingBag", of_module(EmbeddingBag), ids, tangents=False, without=WRITES | STATELESS),
 )
 BATCHES = tuple(
     Case(f"{width}", embedding, lambda n, w=width: (integers(300, n), (300, w)), dtype=dtype, tokens=131)

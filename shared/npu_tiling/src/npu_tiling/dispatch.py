@@ -187,6 +187,8 @@ def is_unobserved() -> bool:
         return False
     if forward_ad._current_level >= 0:  # tangents would be dropped in silence
         return False
+    if torch._C._get_tracing_state() is not None:  # a trace would have what a reference calls, and of a kernel nothing
+        return False
     # A mode would not see the call: fake tensors, counters, selective checkpoints.
     return not count_dispatch_modes() and not _count_function_modes()
 

@@ -211,7 +211,7 @@ def _check_bags(indices: Tensor, offsets: Tensor | None, include_last_offset: bo
         least = " of at least 1" if include_last_offset else ""
         raise ValueError(f"offsets has shape {tuple(offsets.shape)} and must have one dimension{least}.")
     arguments.device("offsets", offsets, indices, "indices'")
-    if not holds(torch.sym_min(indices.numel(), 1) <= offsets.numel()):
+    if not holds((torch.sym_min if torch.compiler.is_compiling() else min)(indices.numel(), 1) <= offsets.numel()):
         raise ValueError(f"offsets is empty and must begin with 0 where there are indices: there are {indices.numel()}.")
     if mode == "concat":
         raise ValueError("mode is 'concat' and must be 'sum' or 'mean' where offsets is given.")
