@@ -264,6 +264,36 @@ def test_settings_that_change_later_run_the_class_s_own_forward():
         assert torch.equal(module(x), plain(x))
 
 
+CHANGES = {
+    "one weight for all columns": lambda norm: setattr(norm, "weight", nn.Parameter(torch.tensor([0.5]))),
+    "a weight for each token": lambda norm: setattr(norm, "weight", nn.Parameter(torch.randn(3, 1))),
+    "a tensor of eps": lambda norm: setattr(norm, "epsilon", torch.tensor([0.5])),
+    "an eps below zero": lambda norm: setattr(norm, "epsilon", -1e-3),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_shapes_and_numbers_that_our_functions_refuse_are_left_to_the_class(change):
+    module, x = Norm(64), torch.randn(3, 64)
+    plain = copy.deepcopy(module)
+    patch(module)
+    for each in (module, plain):
+        torch.manual_seed(0)
+        CHANGES[change](each)
+    with pytest.warns(UserWarning, match="settings have changed, or shapes"):
+        found = module(x)
+    assert torch.equal(found, plain(x))
+    found.square().sum().backward()
+    plain(x).square().sum().backward()
+    assert torch.equal(module.weight.grad, plain.weight.grad)
+
+
+def test_rows_without_columns_are_left_to_the_class():
+    module = Norm(0)
+    patch(module)
+    assert module(torch.randn(3, 0)).shape == (3, 0)
+
+
 def test_to_look_at_a_model_leaves_it_and_the_random_numbers_alone():
     class NoisyNorm(Norm):
         seen = 0

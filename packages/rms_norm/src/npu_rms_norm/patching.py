@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from npu_tiling import models
 from npu_tiling.calls import statistics_dtype
-from npu_tiling.dispatch import as_constant, is_autocast, is_cast_by_autocast
+from npu_tiling.dispatch import as_constant, is_autocast, is_cast_by_autocast, is_shape
 from npu_tiling.models import Patch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -156,12 +156,17 @@ def normalise(formula: Formula, x: Tensor, weight: Tensor | None, eps: float | N
 
 
 def applied(formula: Formula, norm: Any, x: Tensor, gate: Tensor | None = None) -> Tensor | None:
-    """The result of a module with this formula; None where its settings are others, or the formula lacks the dtypes."""
+    """The result of a module with this formula; None where settings or shapes are others, or it lacks the dtypes."""
     for name, value in formula.settings:
         if getattr(norm, name, None) != (x.shape[-1] if value == WIDTH else value):
             return None
-    weight = None if formula.weight is None else getattr(norm, formula.weight)
-    return _computed(formula.table_of(x), x, weight, getattr(norm, formula.eps), gate)
+    weight, eps = None if formula.weight is None else getattr(norm, formula.weight), getattr(norm, formula.eps)
+    is_number = eps is None or (isinstance(eps, (float, int)) and 0 <= eps < torch.inf)
+    if not (is_number and x.dim() and x.shape[-1] and (weight is None or is_shape(weight.shape, x.shape[-1:]))):
+        return None  # the class adds a tensor, multiplies by one number, or by a weight for each token
+    if gate is not None and not is_shape(gate.shape, x.shape):
+        return None
+    return _computed(formula.table_of(x), x, weight, eps, gate)
 
 
 def _computed(
@@ -217,7 +222,7 @@ def _patched(known: Any, formula: Formula) -> type[nn.Module]:
                 y = applied(formula, self, x, gate)
                 if y is not None:
                     return y
-                models.stands_for(self, known, f"its settings have changed, or it rounds {x.dtype} and its weight otherwise")
+                models.stands_for(self, known, f"its settings have changed, or shapes, or it rounds {x.dtype} otherwise")
         original: Tensor = known.forward(self, *arguments, **keywords)
         return original
 
