@@ -14,11 +14,11 @@ from tools.workspace import ROOT, read_packages
 
 # Of the sources of a package: files, lines, and of an operator the share of its lines that is device code, in hundredths.
 MOST = {
-    "npu_tiling": (20, 5936, 0),
+    "npu_tiling": (20, 5942, 0),
     "rms_norm": (23, 5036, 17),
     "embedding": (22, 5401, 27),
     "attn_res": (29, 6868, 21),
-    "fused_linear_cross_entropy": (41, 10239, 15),
+    "fused_linear_cross_entropy": (41, 10243, 15),
 }
 MOST_PARAMETERS = 35  # of a kernel, or of a function that kernels call
 WANTED_PARAMETERS, MOST_ABOVE = 26, 18  # how many functions have more

@@ -372,6 +372,23 @@ def test_what_the_models_own_path_would_see_or_change_is_left_to_it(path):
     assert torch.equal(patched(**inputs).loss, usual)
 
 
+def test_derivatives_of_forward_mode_are_the_models_own():
+    """Those of the loss, of its gradients (forward over reverse), and of fp64."""
+    for dtype in (torch.float32, torch.float64):
+        found = []
+        for patches in (False, True):
+            model = make("Llama", dtype)
+            model.set_attn_implementation("eager")
+            if patches:
+                causal_lms.patch_all(model)
+            weights = {name: each.detach() for name, each in model.named_parameters()}
+            loss = lambda given, model=model: torch.func.functional_call(model, given, kwargs=batch()).loss  # noqa: E731
+            value, tangent = torch.func.jvp(loss, (weights,), (weights,))
+            gradients, products = torch.func.jvp(torch.func.grad(loss), (weights,), (weights,))
+            found.append((value, tangent, loss(weights), gradients, products))
+        torch.testing.assert_close(*found, rtol=2e-4, atol=2e-5)
+
+
 def test_a_model_patched_later_evaluates_by_the_forward_that_its_class_has_now():
     npu_fused_linear_cross_entropy.patch(make("Llama")).undo()  # the class of patched ones was made
     inputs = batch()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from npu_tiling import arguments, models
-from npu_tiling.dispatch import as_constant
+from npu_tiling.dispatch import as_constant, in_forward_mode
 from npu_tiling.models import Patch
 from torch import Tensor, nn
 
@@ -441,7 +441,7 @@ class _Patched(models.Derived):
         product = self._products[_thread()]
         assert product is not None and labels is not None
         hidden, weight, bias = product
-        return causal_lm_loss(
+        loss = causal_lm_loss(
             hidden,
             weight,
             labels,
@@ -453,6 +453,8 @@ class _Patched(models.Derived):
             logit_scale=self.made.logit_scale,
             **dict(self.options.of_loss),
         )
+        assert isinstance(loss, Tensor)
+        return loss.float()  # as transformers' of fp64
 
 
 def _patched(known: type[Any], options: _Options, made: _Logits) -> type[nn.Module]:
@@ -541,6 +543,8 @@ def _fuses(model: Any, known: type[Any], given: dict[str, Any]) -> bool:
     head = model.get_submodule(".".join(path))._modules[last]
     if isinstance(head, _Head):
         reason = f"a call in another thread has its {name}"
+    elif in_forward_mode():
+        reason = "forward-mode derivatives are computed, which our loss has not"
     elif model.made.eager_alone and torch.compiler.is_compiling():
         reason = "it is compiled, and its head or its loss is where compilers do not follow ours"
     else:

@@ -297,6 +297,12 @@ def is_shape(found: Sequence[int], wanted: Sequence[int]) -> bool:
 
 
 @as_constant
+def in_forward_mode() -> bool:
+    """Whether tensors may have tangents now."""
+    return forward_ad._current_level >= 0
+
+
+@as_constant
 def is_cast_by_autocast(operator: str, kind: str) -> bool:
     """Whether autocast has a rule of its own for an operator, "aten::rms_norm", on devices of a kind, "cuda"."""
     backend = kind.upper() if kind in ("cpu", "cuda") else "PrivateUse1"
