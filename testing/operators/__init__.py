@@ -33,6 +33,7 @@ from .registration import (
 from .sharded import test_shards_are_the_whole
 from .training import (
     test_activation_checkpointing,
+    test_an_input_made_in_inference_mode_is_taken_where_the_definition_takes_it,
     test_autocast,
     test_graph_capture,
     test_inference_mode,
@@ -53,6 +54,7 @@ __all__ = [
     "test_a_tensor_that_is_not_dense_is_refused",
     "test_a_trace_has_the_operator_and_its_gradient",
     "test_activation_checkpointing",
+    "test_an_input_made_in_inference_mode_is_taken_where_the_definition_takes_it",
     "test_autocast",
     "test_bytes_are_those_of_the_formula",
     "test_compiles_to_one_graph_for_any_number_of_tokens",

@@ -87,6 +87,33 @@ def test_inference_mode(npu_place: Place, case: Case) -> None:
     _equal(found, call.outputs(*call.trained))
 
 
+@only_at(*DEVICES)
+@asked(of_gradient)
+def test_an_input_made_in_inference_mode_is_taken_where_the_definition_takes_it(npu_place: Place, case: Case) -> None:
+    """Such as the states of a frozen model. The other inputs are trained."""
+    for at in range(len(case.draw().trained)):
+
+        def gradients(function: Any = None, device: Any = npu_place.torch, at: int = at) -> list[Tensor]:
+            call = case.draw(device)
+            leaves = call.leaves()
+            with torch.inference_mode():
+                made = leaves[at].detach().clone()
+            trained = [each for place, each in enumerate(leaves) if place != at]
+            value = call.scalar(*leaves[:at], made, *leaves[at + 1 :], function=function)
+            return [dense(one) for one in torch.autograd.grad(value, trained)] if value.requires_grad else []
+
+        if case.definition is not None:
+            try:
+                gradients(case.definition, "cpu")
+            except RuntimeError as error:  # as a linear layer
+                assert "nference" in str(error)
+                continue
+            call = case.draw(npu_place.torch)
+            expected = call.gradients(call.leaves())
+            found = gradients()
+            _equal(found, [dense(one) for place, one in enumerate(expected) if place != at][: len(found)])
+
+
 @contextlib.contextmanager
 def _threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()

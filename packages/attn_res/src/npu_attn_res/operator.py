@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from npu_tiling import device_for
 from npu_tiling.chips import dry_runs
-from npu_tiling.dispatch import Function, OperatorLibrary, apply, are_transforms_active, is_backward, unviewed
+from npu_tiling.dispatch import Function, OperatorLibrary, apply, are_transforms_active, is_backward, save_tensors, unviewed
 from npu_tiling.operators import Operator
 from torch import Tensor
 
@@ -97,9 +97,7 @@ class _AttnRes(Function):
         kept = h if output_rms_weight is not None or reads_h(h, chip) else None
         if stacked and prefix is not None:
             blocks = [_without_version_check(block) for block in blocks]
-        ctx.save_for_backward(
-            kept, *weights, *statistics, device_count, prefix if new_prefix is None else new_prefix, *blocks
-        )
+        save_tensors(ctx, kept, *weights, *statistics, device_count, prefix if new_prefix is None else new_prefix, *blocks)
         ctx.stacked, ctx.n_blocks = stacked, n_blocks
         ctx.output_dtype = None if layer_output is None else layer_output.dtype
         ctx.set_materialize_grads(False)

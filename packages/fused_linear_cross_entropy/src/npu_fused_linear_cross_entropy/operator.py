@@ -147,7 +147,7 @@ class _Loss(dispatch.Function):
         if ctx.has_gradients:
             ctx.save_for_backward(*gradients, unfinished, source)
         else:
-            ctx.save_for_backward(*saved, *tensors[:-1])
+            dispatch.save_tensors(ctx, *saved, *tensors[:-1])
         differentiable = options.differentiable
         constant = [one for place, one in enumerate(outputs) if one is not None and place not in differentiable]
         ctx.mark_non_differentiable(*constant)

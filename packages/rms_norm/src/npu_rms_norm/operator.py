@@ -87,7 +87,7 @@ class _RMSNorm(dispatch.Function):
         if quantised:
             ctx.mark_non_differentiable(y, scale)
             return y, total, fp32, None, scale
-        ctx.save_for_backward(x if total is None else total, gate, weight, bias, rstd)
+        dispatch.save_tensors(ctx, x if total is None else total, gate, weight, bias, rstd)
         if not call.save_rstd:
             return y, total, fp32, None, None
         ctx.mark_non_differentiable(rstd)
@@ -149,7 +149,7 @@ class _QKRMSNorm(dispatch.Function):
         ctx.options = (*heads, offset, casting_mode)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(q_rstd, k_rstd)
-        ctx.save_for_backward(*tensors, q_rstd, k_rstd)
+        dispatch.save_tensors(ctx, *tensors, q_rstd, k_rstd)
         with dispatch.outer_levels() if dispatch.is_in_transform() else contextlib.nullcontext():
             v = reference.values(qkv, *heads) if with_v else None
         return q, k, q_rstd, k_rstd, v

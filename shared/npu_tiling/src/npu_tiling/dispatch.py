@@ -111,6 +111,11 @@ def unviewed(result: Tensor) -> Tensor:
     return torch.ops.aten._unsafe_view(result, result.shape) if result._is_view() else result
 
 
+def save_tensors(ctx: Any, *tensors: Tensor | None) -> None:
+    """`ctx.save_for_backward`, which refuses tensors made in inference mode: of those, copies are saved."""
+    ctx.save_for_backward(*[each.clone() if each is not None and each.is_inference() else each for each in tensors])
+
+
 def forward_mode(arguments: Sequence[Any]) -> bool:
     """Whether one of these arguments has a tangent; tensors may stand in lists."""
     if forward_ad._current_level < 0:

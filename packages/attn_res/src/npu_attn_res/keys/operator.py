@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from npu_tiling.calls import Empty
-from npu_tiling.dispatch import Function, apply, unviewed
+from npu_tiling.dispatch import Function, apply, save_tensors, unviewed
 from npu_tiling.operators import Operator
 from torch import Tensor
 
@@ -170,7 +170,7 @@ class _Keys(Function):
         save_statistics = True
         h, score, rstd = run(bank, prefix, query, eps, dtype, save_statistics)
         h = unviewed(h)
-        ctx.save_for_backward(bank, prefix, query, score, rstd)
+        save_tensors(ctx, bank, prefix, query, score, rstd)
         ctx.set_materialize_grads(False)
         if not save:
             return h, None, None

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from npu_tiling.calls import Empty, statistics_dtype
-from npu_tiling.dispatch import Function, apply, unviewed
+from npu_tiling.dispatch import Function, apply, save_tensors, unviewed
 from npu_tiling.operators import Operator
 from torch import Tensor
 
@@ -273,7 +273,7 @@ class _Phase1(Function):
     def forward(ctx, run, stacked, eps, save, queries, rms_weight, *blocks):  # type: ignore[no-untyped-def]
         save_statistics = True
         o, lse, score, rstd = run(queries, blocks, rms_weight, stacked, eps, save_statistics)
-        ctx.save_for_backward(queries, rms_weight, score, rstd, *blocks)
+        save_tensors(ctx, queries, rms_weight, score, rstd, *blocks)
         ctx.stacked = stacked
         ctx.set_materialize_grads(False)
         if not save:
@@ -312,7 +312,7 @@ class _Merge(Function):
         h, y, new_prefix, *statistics = run(o, lse, prefix, layer_output, *weights, eps, norm_eps, save_statistics)
         h, y = unviewed(h), None if y is None else unviewed(y)
         kept = None if output_rms_weight is None else h
-        ctx.save_for_backward(kept, o, lse, prefix if layer_output is None else new_prefix, *weights, *statistics)
+        save_tensors(ctx, kept, o, lse, prefix if layer_output is None else new_prefix, *weights, *statistics)
         ctx.output_dtype = None if layer_output is None else layer_output.dtype
         ctx.set_materialize_grads(False)
         if not save:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from npu_tiling import arguments
 from npu_tiling.calls import Empty, statistics_dtype
-from npu_tiling.dispatch import Function, apply, holds, is_certain
+from npu_tiling.dispatch import Function, apply, holds, is_certain, save_tensors
 from npu_tiling.dtensor import is_distributed
 from npu_tiling.operators import Operator
 from npu_tiling.plans import Plan, Slot
@@ -386,7 +386,7 @@ class _Bags(Function):
         call = ctx.call = Bags(None, None, None, None, None, None, *options)  # its tensors are saved
         ctx.asks = (weight.requires_grad, sample_weights is not None and sample_weights.requires_grad)
         needed = ctx.asks[1] or call.eps is not None
-        ctx.save_for_backward(indices, offsets, base, sample_weights, weight if needed else None)
+        save_tensors(ctx, indices, offsets, base, sample_weights, weight if needed else None)
         ctx.set_materialize_grads(False)
         ctx.n_rows = weight.shape[0]
         return run(indices, offsets, base, sample_weights, weight, row_scales, *options)

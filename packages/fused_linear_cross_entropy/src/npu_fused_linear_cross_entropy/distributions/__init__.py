@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from npu_tiling.dispatch import Function, apply, needs_gradient
+from npu_tiling.dispatch import Function, apply, needs_gradient, save_tensors
 from npu_tiling.operators import Operator
 from torch import Tensor
 
@@ -57,7 +57,7 @@ class _Distributions(Function):
         ctx.options, ctx.weight_grad = Options(*options), tensors[-1]
         ctx.set_materialize_grads(False)
         found = run(*tensors, *options, top_k, find_first)
-        ctx.save_for_backward(*tensors[:-1], *found[:-1])
+        save_tensors(ctx, *tensors[:-1], *found[:-1])
         maximum, log_sum, *_, top_ids, first = found
         ctx.mark_non_differentiable(*(output for output in (maximum, log_sum, top_ids, first) if output is not None))
         return tuple(found)
@@ -89,7 +89,7 @@ class _ProbabilityTargets(Function):
         ctx.options, ctx.weight_grad = Options(*options), tensors[-1]
         ctx.set_materialize_grads(False)
         found, lse, *known = run(*tensors, *options)
-        ctx.save_for_backward(*tensors[:-1], *known)
+        save_tensors(ctx, *tensors[:-1], *known)
         ctx.mark_non_differentiable(*known)
         return found, lse, *known
 
