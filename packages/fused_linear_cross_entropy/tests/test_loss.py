@@ -95,6 +95,14 @@ def test_fp32_sums_of_the_weights_gradient(device):
     assert error["default"] == error["asked for"] < 0.5 * error["no room"]
 
 
+def test_sums_of_fp64_are_fp64():
+    case = losses.make(13, 16, 123, torch.float64, chunk_tokens=2)
+    usual, asked = (
+        losses.run(case.with_options(**o), "cpu").gradients["weight"] for o in ({}, {"accum_dtype": torch.float32})
+    )
+    assert torch.equal(asked, usual)
+
+
 @pytest.mark.few(3)
 @pytest.mark.parametrize("trained", ["x", "weight", "bias"])
 @pytest.mark.parametrize("reduction", ["mean", "none"])

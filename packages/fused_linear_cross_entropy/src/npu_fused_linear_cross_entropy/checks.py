@@ -192,10 +192,10 @@ def _part(rows: int, part: Part) -> tuple[str, int, int]:
 
 
 def check_weight_grad(weight_grad: Tensor | None, weight: Tensor, accum_dtype: torch.dtype | None) -> torch.dtype | None:
-    """The dtype in which the weight's gradient is summed: weight_grad's, if it is given."""
+    """The dtype in which the weight's gradient is summed: weight_grad's, if it is given, fp64 where the weight is."""
     arguments.tensor("weight_grad", weight_grad, or_none=True)
     if weight_grad is None:
-        return accum_dtype
+        return torch.float64 if accum_dtype == torch.float32 and weight.dtype == torch.float64 else accum_dtype
     arguments.tensor("weight", weight)
     arguments.shape("weight_grad", weight_grad, weight.shape)
     arguments.device("weight_grad", weight_grad, weight, "weight's")
