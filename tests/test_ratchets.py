@@ -16,12 +16,12 @@ from tools.workspace import ROOT, read_packages
 MOST = {
     "npu_tiling": (20, 5947, 0),
     "rms_norm": (23, 5036, 17),
-    "embedding": (22, 5401, 27),
-    "attn_res": (29, 6868, 21),
+    "embedding": (22, 5400, 27),
+    "attn_res": (29, 6866, 21),
     "fused_linear_cross_entropy": (41, 10243, 15),
 }
 MOST_PARAMETERS = 35  # of a kernel, or of a function that kernels call
-WANTED_PARAMETERS, MOST_ABOVE = 26, 18  # how many functions have more
+WANTED_PARAMETERS, MOST_ABOVE = 26, 14  # how many functions have more
 PRIVATE = re.compile(r"\b(?:torch|dist)\.(?:\w+\.)*_\w+|from torch\b[\w.]* import .*\b_\w+")
 WITH_PRIVATE_NAMES = {"npu_tiling.dispatch"}
 

@@ -21,7 +21,7 @@ from testing.operators import *  # noqa: F403
 
 WITHOUT_TRITON = ("npu_embedding", "tokens=8, vocabulary=9, width=64", "embedding(torch.arange(4), torch.randn(9, 64))")
 WIDTHS = [*range(1, 200), 256, 768, 1000, 1024, 2048, 3584, 4096, 5120, 7168, 8192, 9000, 12288, 16384, 16411, 65536, 100003]
-CHOOSE = [ascend.gather_tiling, ascend.sums_tiling, ascend.partials_tiling]
+CHOOSE = [ascend.gather_tiling, ascend.sums_tiling, ascend.PARTIALS.tiling]
 CHIPS = {(soc.ub_bytes, soc.vector_cores): soc for soc in SOCS.values()}.values()
 CHIP = SOCS["Ascend910B4"]
 GPU = npu_tiling.Device("a GPU", "cuda", "sm_90", vector_cores=132, cube_cores=132, ub_bytes=232448, ub_align=16)
@@ -55,7 +55,7 @@ def test_rows_move_in_tiles_where_they_fill_units():
 
 
 def test_grids_are_persistent():
-    gather, partials = ascend.gather_tiling(rows(768)), ascend.partials_tiling(rows(768))
+    gather, partials = ascend.gather_tiling(rows(768)), ascend.PARTIALS.tiling(rows(768))
     assert gather.grid(1) == partials.grid(1) == 1
     assert gather.grid(16384) == partials.grid(131072) == CHIP.vector_cores
     for launch in (ascend.slots_tiling(CHIP), ascend_sort.WAYS[0].tiling(CHIP, dict(ascend_sort.SORT), 1)):
@@ -89,10 +89,10 @@ def test_smaller_ngram_launches_hash_whole_units_of_tokens(choose):
         assert last.block_n == min(width, 8)
 
 
-@pytest.mark.parametrize("choose", [bags.bag_tiles_tiling, bags.spread_tiles_tiling])
-def test_smaller_tiles_of_bags_have_whole_rows(choose):
+@pytest.mark.parametrize("kernel", [bags.BAG_TILES, bags.SPREAD_TILES])
+def test_smaller_tiles_of_bags_have_whole_rows(kernel):
     for width in WIDTHS:
-        launch = choose(rows(width))
+        launch = bags.tiles_of_bags(kernel, rows(width))
         while launch is not None:
             assert launch.block_n == width or not launch.constants["TILES"]
             launch = launch.smaller()

@@ -7,7 +7,7 @@ w_i is the sample weight of position i. With MEAN out, dx and dsample are divide
 at hand holds rows from `first_row` to before `stop_row` of `n_total`. An id of another shard counts as zeros, an id that no
 shard has as NaN; the id `i_padding` is not in its bag.
 
-With NORM a bag has one id, and with x = factor step weight, r = 1 / sqrt(mean(x^2) + eps):
+With eps a bag has one id, and with x = factor step weight, r = 1 / sqrt(mean(x^2) + eps):
 
     out = r x      dx = factor r (dy - out mean(dy out))
 
@@ -86,6 +86,13 @@ def normalise_backward(b_x, b_dy, eps, N: tl.constexpr):
 
 
 @triton.jit
+def ids_of_each(p_offsets, n, n_bags):
+    """How many ids each bag has; None where offsets say it."""
+    if p_offsets is None:
+        return n // n_bags
+
+
+@triton.jit
 def bag_ends(p_offsets, i_bag, n, n_offsets, n_each):
     """int64: first and stop of a bag's positions: `n_each` of them, or from one offset to the next, or to the end."""
     if p_offsets is None:
@@ -155,7 +162,7 @@ def sum_positions(
 def sum_bag(
     p_index, p_offsets, p_base, p_sample, p_weight, p_steps, p_out, i_bag, n, n_offsets, n_each, n_base, first_row, stop_row,
     n_total, i_padding, s_weight, factor, eps, o_col, N: tl.constexpr, BLOCK_N: tl.constexpr, FORMAT: tl.constexpr,
-    MEAN: tl.constexpr, NORM: tl.constexpr, BLOCK_M: tl.constexpr = 1, PART: tl.constexpr = 0,
+    MEAN: tl.constexpr, BLOCK_M: tl.constexpr = 1, PART: tl.constexpr = 0,
 ):  # fmt: skip
     """Stores a block of columns of one bag; with PART only of a bag of at most so many ids."""
     i_first, i_stop = bag_ends(p_offsets, i_bag, n, n_offsets, n_each)
@@ -166,12 +173,12 @@ def sum_bag(
         m_col = m_col & is_short
     b_sum, n_counted, n_wrong, n_inside = sum_positions(
         p_index, p_base, p_sample, p_weight, p_steps, i_first, i_stop, n_base, first_row, stop_row, n_total, i_padding,
-        s_weight, o_col, N, BLOCK_N, FORMAT, NORM, BLOCK_M,
+        s_weight, o_col, N, BLOCK_N, FORMAT, eps is not None, BLOCK_M,
     )  # fmt: skip
     if MEAN:
         b_sum = b_sum / tl.maximum(n_counted, 1).to(tl.float32)
     b_sum = b_sum * factor + tl.where(n_wrong > 0, float("nan"), 0.0)
-    if NORM:
+    if eps is not None:
         eps_row = tl.where(n_inside > 0, eps, 1.0)  # a row that the table does not have stays zeros, or NaN
         b_sum = tl.reshape(normalise(tl.reshape(b_sum, [1, BLOCK_N]), eps_row, N), [BLOCK_N])
     tl.store(p_out + i_bag * N + o_col, b_sum.to(p_out.dtype.element_ty), mask=m_col)
@@ -247,7 +254,7 @@ def store_zeros(p_dx, p_dsample, i_first, i_stop, n, i_block, o_col, N: tl.const
 def spread_positions(
     p_dy, p_index, p_base, p_sample, p_weight, p_dx, p_dsample, i_bag, i_first, i_stop, n_counted, n, n_base, first_row,
     stop_row, i_padding, s_dy, s_weight, factor, eps, i_block, o_col, N: tl.constexpr, BLOCK_N: tl.constexpr,
-    MEAN: tl.constexpr, NORM: tl.constexpr,
+    MEAN: tl.constexpr,
 ):  # fmt: skip
     """Stores a block of columns of dx of positions of one bag, and its part of their dsample; n_counted: ids of the bag."""
     b_dy = tl.load(p_dy + i_bag * s_dy + o_col, mask=o_col < N, other=0.0).to(tl.float32) * factor
@@ -259,7 +266,7 @@ def spread_positions(
             i_id = id_at(p_index, p_base, i, n_base)
             counted = i_id != i_padding
             b_x = load_values(p_weight, None, i_id, counted, first_row, stop_row, s_weight, o_col, N, "")
-            if NORM:
+            if eps is not None:
                 b_x = tl.reshape(b_x * factor, [1, BLOCK_N])
                 b_dx = tl.reshape(normalise_backward(b_x, tl.reshape(b_dx, [1, BLOCK_N]), eps, N), [BLOCK_N])
         if p_dsample is not None:
@@ -273,17 +280,14 @@ def spread_positions(
             tl.store(p_dx + i * N + o_col, b_dx.to(p_dx.dtype.element_ty), mask=o_col < N)
 
 
-@triton.jit(
-    do_not_specialize=["n", "n_bags", "n_offsets", "n_each", "n_base", "first_row", "stop_row", "n_total", "i_padding"]
-)
+@triton.jit(do_not_specialize=["n", "n_bags", "n_offsets", "n_base", "first_row", "stop_row", "n_total", "i_padding"])
 def sum_bags_kernel(
     # As those of Ascend's kernel.
     p_index, p_offsets, p_base, p_sample, p_weight, p_steps, p_out,
     p_parts,  # fp32 [2 * windows, N]: partial sums of bags of more than PART ids; None without PART
     p_counts,  # int32 [2 * windows]: how many ids count in each; None without MEAN
-    n, n_bags, n_offsets, n_each, n_base, first_row, stop_row, n_total, i_padding, s_weight, factor, eps,
+    n, n_bags, n_offsets, n_base, first_row, stop_row, n_total, i_padding, s_weight, factor, eps,
     N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FORMAT: tl.constexpr, MEAN: tl.constexpr,
-    NORM: tl.constexpr,
     PART: tl.constexpr,  # 0: no bag is in parts
 ):  # fmt: skip
     """The sum of the rows of each bag, decoded, weighted and times a factor; MEAN: over the number of its ids.
@@ -291,6 +295,7 @@ def sum_bags_kernel(
     Of a bag of more than PART ids the sums of its parts, whose programs come first.
     """
     n_blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    n_each = ids_of_each(p_offsets, n, n_bags)
     n_parts = 0
     if PART > 0:
         n_parts = 2 * tl.cdiv(n, PART)
@@ -308,18 +313,19 @@ def sum_bags_kernel(
             sum_bag(
                 p_index, p_offsets, p_base, p_sample, p_weight, p_steps, p_out, i_sum - n_parts, n, n_offsets, n_each,
                 n_base, first_row, stop_row, n_total, i_padding, s_weight, factor, eps, o_col,
-                N, BLOCK_N, FORMAT, MEAN, NORM, BLOCK_M, PART,
+                N, BLOCK_N, FORMAT, MEAN, BLOCK_M, PART,
             )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["n", "n_bags", "n_offsets", "n_each"])
+@triton.jit(do_not_specialize=["n", "n_bags", "n_offsets"])
 def add_parts_kernel(
-    p_parts, p_counts, p_offsets, p_out, n, n_bags, n_offsets, n_each, factor,
+    p_parts, p_counts, p_offsets, p_out, n, n_bags, n_offsets, factor,
     N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, MEAN: tl.constexpr,
     PART: tl.constexpr,
 ):  # fmt: skip
     """The sums of bags of more than PART ids, of their partial sums. A program looks at BLOCK_B bags."""
     n_blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    n_each = ids_of_each(p_offsets, n, n_bags)
     o_bag = tl.arange(0, BLOCK_B)
     for i_task in tl.range(tl.program_id(0), tl.cdiv(n_bags, BLOCK_B) * n_blocks, tl.num_programs(0)):
         o_col = i_task % n_blocks * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -346,15 +352,16 @@ def add_parts_kernel(
                 tl.store(p_out + i_bag * N + o_col, (b_sum * factor).to(p_out.dtype.element_ty), mask=o_col < N)
 
 
-@triton.jit(do_not_specialize=["n", "n_bags", "n_offsets", "n_each", "n_base", "first_row", "stop_row", "i_padding"])
+@triton.jit(do_not_specialize=["n", "n_bags", "n_offsets", "n_base", "first_row", "stop_row", "i_padding"])
 def spread_bags_kernel(
     # As those of Ascend's kernel.
     p_dy, p_index, p_offsets, p_base, p_sample, p_weight, p_dx, p_dsample,
-    n, n_bags, n_offsets, n_each, n_base, first_row, stop_row, i_padding, s_dy, s_weight, factor, eps,
-    N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MEAN: tl.constexpr, NORM: tl.constexpr,
+    n, n_bags, n_offsets, n_base, first_row, stop_row, i_padding, s_dy, s_weight, factor, eps,
+    N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MEAN: tl.constexpr,
 ):  # fmt: skip
     """dx of BLOCK_M positions, whatever bags they are in, and the gradients of their sample weights."""
     n_blocks: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    n_each = ids_of_each(p_offsets, n, n_bags)
     for i_task in tl.range(tl.program_id(0), tl.cdiv(n, BLOCK_M) * n_blocks, tl.num_programs(0)):
         i_block = i_task % n_blocks
         o_col = i_block * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -370,7 +377,7 @@ def spread_bags_kernel(
                     n_counted = count_ids(p_index, p_base, i_first, i_stop, n_base, i_padding)
                 spread_positions(
                     p_dy, p_index, p_base, p_sample, p_weight, p_dx, p_dsample, i_bag, i_place, i_next, n_counted, n, n_base,
-                    first_row, stop_row, i_padding, s_dy, s_weight, factor, eps, i_block, o_col, N, BLOCK_N, MEAN, NORM,
+                    first_row, stop_row, i_padding, s_dy, s_weight, factor, eps, i_block, o_col, N, BLOCK_N, MEAN,
                 )  # fmt: skip
             else:
                 i_next = tl.where(i_place < i_first, tl.minimum(i_first, i_end), i_end)
@@ -436,5 +443,5 @@ def add_sums(
         decision=f"{name}, parts",
         reads={"p_offsets": reads["p_offsets"], **partial},
         writes={"p_out": out},
-        sizes={size: sizes[size] for size in ("n", "n_bags", "n_offsets", "n_each", "factor")},
+        sizes={size: sizes[size] for size in ("n", "n_bags", "n_offsets", "factor")},
     )

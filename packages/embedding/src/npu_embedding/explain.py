@@ -23,7 +23,6 @@ NAMES = {
     "GATHER": "a tile of rows moves at once where the table has all of them",
     "TILES": "the rows of a tile of tokens or bags move at once",
     "SINGLE": "a bag has one id",
-    "NORM": "rms_norm_eps is given: rows are normalised",
     "NAN": "the bits of a NaN",
     "LOG": "2^LOG indices are a group, which a program sorts or searches at once",
     "KEY_OF_ROW_0": "the key of row 0; that of row r is r more",

@@ -94,7 +94,7 @@ class RowKernel:
         flag: its constant that says whether rows of a tile move at once; empty: it has none.
         unit: rows of a tile are a multiple of it.
         one_by_one: a program takes single rows where those of a tile do not move at once.
-        row_by_row: tiles have whole rows; this gives the tiling by single rows, for where they do not fit.
+        row_by_row: tiles have whole rows; this takes single rows, for where they do not fit.
     """
 
     name: str
@@ -102,10 +102,14 @@ class RowKernel:
     flag: str = ""
     unit: int = 1
     one_by_one: bool = False
-    row_by_row: Callable[[RowShape], RowTiling] | None = None
+    row_by_row: RowKernel | None = None
 
     def __repr__(self) -> str:
         return self.name
+
+    def tiling(self, shape: RowShape) -> RowTiling:
+        """Blocks of columns of single rows. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
+        return largest_tile(self, shape, None, why="rows are taken one by one", decided_at=here())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +141,7 @@ class RowTiling(CountTiling):
         if block_m > least:
             block_m = max(least, block_m // 2 // kernel.unit * kernel.unit)
         elif kernel.row_by_row is not None:
-            return kernel.row_by_row(shape)
+            return kernel.row_by_row.tiling(shape)
         else:
             block_n = _equal_columns(shape, ceil(block_n / 2))
             if block_n >= self.block_n:  # no whole unit is left

@@ -255,7 +255,7 @@ def bags(p: Plan, call: Bags) -> tuple[Slot]:
     weight: Any = call.weight
     steps: Any = call.row_scales
     label = _FORMATS.get(weight.dtype, "")
-    flags: dict[str, Any] = {"FORMAT": label, "MEAN": call.mean, "NORM": norm}
+    flags: dict[str, Any] = {"FORMAT": label, "MEAN": call.mean}
     shape = RowShape(width=width, itemsize=call.dtype.itemsize, device=p.chip)
     chosen: Any
     if on_cuda:
@@ -270,7 +270,7 @@ def bags(p: Plan, call: Bags) -> tuple[Slot]:
     else:  # decoding of e4m3 takes more tiles of the Unified Buffer than all else
         flags["SINGLE"] = n == call.n_bags
         by_row = label == "e4m3" or (call.offsets is not None and not norm)
-        chosen = ascend.bags_tiling(shape) if by_row else ascend.bag_tiles_tiling(shape)
+        chosen = ascend.BAGS.tiling(shape) if by_row else ascend.tiles_of_bags(ascend.BAG_TILES, shape)
     tiling = p.decide(name, chosen)
     if norm and tiling.column_blocks > 1:
         (rows,) = bags(p, call._replace(eps=None, dtype=torch.float32))
@@ -303,11 +303,13 @@ def spread(p: Plan, call: Spread) -> tuple[Slot | None, Slot | None]:
         return None if dx is None else fill(p, dx, 0), None if dsample is None else fill(p, dsample, 0)
     on_cuda = p.chip.kind == "cuda"
     module: Any = cuda if on_cuda else ascend
-    choose = module.spread_tiling
-    if norm:
-        choose = cuda.norm_tiling if on_cuda else ascend.spread_tiles_tiling
     shape = RowShape(width=width, itemsize=call.dtype.itemsize, device=p.chip)
-    tiling = p.decide("embedding bags backward", choose(shape))
+    chosen: Any
+    if on_cuda:
+        chosen = cuda.norm_tiling(shape) if norm else cuda.spread_tiling(shape)
+    else:
+        chosen = ascend.tiles_of_bags(ascend.SPREAD_TILES, shape) if norm else ascend.SPREAD.tiling(shape)
+    tiling = p.decide("embedding bags backward", chosen)
     if norm and tiling.column_blocks > 1:
         (x,) = bags(p, _forward_of(call))
         p.torch(_normalise_backward, dx, x, call.dy, call.eps, call.factor, writes=[dx])
@@ -322,7 +324,7 @@ def spread(p: Plan, call: Spread) -> tuple[Slot | None, Slot | None]:
         writes={"p_dx": dx, "p_dsample": partials},
         sizes=_sizes(call, 0 if weight is None else weight.shape[0])
         | {"s_dy": dy.strides[0], "s_weight": 0 if weight is None else weight.strides[0]},
-        flags={"MEAN": call.mean, "NORM": norm},
+        flags={"MEAN": call.mean},
     )
     if partials is None:
         return dx, None
@@ -339,18 +341,17 @@ def _ids(p: Plan, call: Any) -> dict[str, Any]:
 
 def _sizes(call: Bags | Spread, n_rows: int) -> dict[str, Any]:
     """What kernels ask of bags, by their parameter. n_rows: of the table at hand."""
-    n, offsets = call.indices.numel(), call.offsets
+    offsets = call.offsets
     return {
-        "n": n,
+        "n": call.indices.numel(),
         "n_bags": call.n_bags,
         "n_offsets": 0 if offsets is None else offsets.numel(),
-        "n_each": n // call.n_bags if offsets is None else 0,
         "n_base": 1 if call.base is None else call.base.numel(),
         "first_row": call.first_row,
         "stop_row": call.first_row + n_rows,
         "i_padding": call.left_out,
         "factor": call.factor,
-        "eps": call.eps or 0.0,
+        "eps": call.eps,
     }
 
 

@@ -11,7 +11,17 @@ from npu_tiling import Tile
 from npu_tiling.budget import FP32, here
 from npu_tiling.device import tl, triton
 
-from ..cuda import bag_ends, decode, id_at, normalise, normalise_backward, spread_positions, store_zeros, sum_bag
+from ..cuda import (
+    bag_ends,
+    decode,
+    id_at,
+    ids_of_each,
+    normalise,
+    normalise_backward,
+    spread_positions,
+    store_zeros,
+    sum_bag,
+)
 from ..formula import block_columns
 from ..rows import RowKernel, RowShape, RowTiling, fills_units, largest_tile, tile_rows
 
@@ -46,22 +56,21 @@ def load_tile(
     return b_rows
 
 
-@triton.jit(
-    do_not_specialize=["n", "n_bags", "n_offsets", "n_each", "n_base", "first_row", "stop_row", "n_total", "i_padding"]
-)
+@triton.jit(do_not_specialize=["n", "n_bags", "n_offsets", "n_base", "first_row", "stop_row", "n_total", "i_padding"])
 def sum_bags_kernel(
     p_index,  # [n]
-    p_offsets,  # [n_offsets], n_bags or one more; None: n_each ids to a bag
+    p_offsets,  # [n_offsets], n_bags or one more; None: n / n_bags ids to a bag
     p_base,  # int64 [n_base]: the first rows of packed tables, which ids are of in turn; None: one table
     p_sample,  # [n]: weights of the ids; None: 1
     p_weight,  # [stop_row - first_row, N]
     p_steps,  # [stop_row - first_row]: factors of the rows; None: 1
     p_out,  # [n_bags, N]
-    n, n_bags, n_offsets, n_each, n_base, first_row, stop_row, n_total, i_padding, s_weight, factor, eps,
+    n, n_bags, n_offsets, n_base, first_row, stop_row, n_total, i_padding, s_weight, factor,
+    eps,  # None: rows are not normalised
     N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr,
     SINGLE: tl.constexpr,  # a bag has one id
     FORMAT: tl.constexpr,  # "e4m3" or "e5m2": int8 that are the bits of such floats
-    MEAN: tl.constexpr, NORM: tl.constexpr,
+    MEAN: tl.constexpr,
 ):  # fmt: skip
     """The sum of the rows of each bag, decoded, weighted and times a factor; MEAN: over the number of its ids."""
     # races: allow p_out: blocks of columns overlap at the row's end, where every program writes the same bits
@@ -70,7 +79,7 @@ def sum_bags_kernel(
     # lint: allow short-transfer: rows are as wide as the caller's, and ids of a place lie apart
     # lint: allow strided-transfer: ids and weights of one place lie a bag apart, as many as a tile has rows
     o_m = tl.arange(0, BLOCK_M)
-    n_tiles = tl.cdiv(n_bags, BLOCK_M)
+    n_tiles, n_each = tl.cdiv(n_bags, BLOCK_M), ids_of_each(p_offsets, n, n_bags)
     for i_task in tl.range(tl.program_id(0), n_tiles * tl.cdiv(N, BLOCK_N), tl.num_programs(0)):
         i_block = i_task // n_tiles
         i_bag = (i_task - i_block * n_tiles).to(tl.int64) * BLOCK_M
@@ -98,19 +107,19 @@ def sum_bags_kernel(
                 if MEAN:
                     b_sum = b_sum / n_each.to(tl.float32)
                 b_sum = b_sum * factor
-                if NORM:
+                if eps is not None:
                     b_sum = normalise(b_sum, eps, N)
                 p_tile = p_out + i_bag * N + (o_m[:, None] * N + o_col[None, :])
                 tl.store(p_tile, b_sum.to(p_out.dtype.element_ty), mask=(o_m < n_left)[:, None])
             for i in tl.range(i_bag, i_bag + n_alone):
                 sum_bag(
                     p_index, p_offsets, p_base, p_sample, p_weight, p_steps, p_out, i, n, n_offsets, n_each, n_base,
-                    first_row, stop_row, n_total, i_padding, s_weight, factor, eps, o_col, N, BLOCK_N, FORMAT, MEAN, NORM,
+                    first_row, stop_row, n_total, i_padding, s_weight, factor, eps, o_col, N, BLOCK_N, FORMAT, MEAN,
                 )  # fmt: skip
         else:
             sum_bag(
                 p_index, p_offsets, p_base, p_sample, p_weight, p_steps, p_out, i_bag, n, n_offsets, n_each, n_base,
-                first_row, stop_row, n_total, i_padding, s_weight, factor, eps, o_col, N, BLOCK_N, FORMAT, MEAN, NORM,
+                first_row, stop_row, n_total, i_padding, s_weight, factor, eps, o_col, N, BLOCK_N, FORMAT, MEAN,
             )  # fmt: skip
 
 
@@ -118,7 +127,7 @@ def sum_bags_kernel(
 def spread_bag(
     p_dy, p_index, p_offsets, p_base, p_sample, p_weight, p_dx, p_dsample, i_bag, n, n_bags, n_offsets, n_each, n_base,
     first_row, stop_row, i_padding, s_dy, s_weight, factor, eps, i_block, o_col, N: tl.constexpr, BLOCK_N: tl.constexpr,
-    MEAN: tl.constexpr, NORM: tl.constexpr,
+    MEAN: tl.constexpr,
 ):  # fmt: skip
     """Stores a block of columns of dx of the positions of one bag, and its part of their dsample."""
     i_first, i_stop = bag_ends(p_offsets, i_bag, n, n_offsets, n_each)
@@ -128,7 +137,7 @@ def spread_bag(
             n_counted += (id_at(p_index, p_base, i, n_base) != i_padding).to(tl.int32)
     spread_positions(
         p_dy, p_index, p_base, p_sample, p_weight, p_dx, p_dsample, i_bag, i_first, i_stop, n_counted, n, n_base, first_row,
-        stop_row, i_padding, s_dy, s_weight, factor, eps, i_block, o_col, N, BLOCK_N, MEAN, NORM,
+        stop_row, i_padding, s_dy, s_weight, factor, eps, i_block, o_col, N, BLOCK_N, MEAN,
     )  # fmt: skip
     if p_offsets is not None:
         if i_bag == 0:  # positions before the first bag
@@ -137,17 +146,17 @@ def spread_bag(
             store_zeros(p_dx, p_dsample, i_stop, n, n, i_block, o_col, N, BLOCK_N)
 
 
-@triton.jit(do_not_specialize=["n", "n_bags", "n_offsets", "n_each", "n_base", "first_row", "stop_row", "i_padding"])
+@triton.jit(do_not_specialize=["n", "n_bags", "n_offsets", "n_base", "first_row", "stop_row", "i_padding"])
 def spread_bags_kernel(
     p_dy,  # [n_bags, N]
     p_index, p_offsets, p_base, p_sample,
-    p_weight,  # None: neither NORM, nor dsample, the gradient of the sample weights, is needed
+    p_weight,  # None: neither normalised rows, nor dsample, the gradient of the sample weights, is needed
     p_dx,  # [n, N]; None: not needed
     p_dsample,  # fp32 [blocks of columns, n]: parts of dsample; None: not needed
-    n, n_bags, n_offsets, n_each, n_base, first_row, stop_row, i_padding, s_dy, s_weight, factor, eps,
+    n, n_bags, n_offsets, n_base, first_row, stop_row, i_padding, s_dy, s_weight, factor, eps,
     N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    TILES: tl.constexpr,  # with NORM alone
-    MEAN: tl.constexpr, NORM: tl.constexpr,
+    TILES: tl.constexpr,  # of normalised rows alone
+    MEAN: tl.constexpr,
 ):  # fmt: skip
     """dx of each position of a bag, and the gradient of its sample weight. Other arguments: those of `sum_bags_kernel`."""
     # lint: allow scalar-loop: ids that lie in the table are counted on scalars, before a tile of rows moves
@@ -155,7 +164,7 @@ def spread_bags_kernel(
     # lint: allow short-transfer: rows are as wide as the caller's
     # lint: allow scalar-reduction: a weight's gradient is one number of two rows
     o_m = tl.arange(0, BLOCK_M)
-    n_tiles = tl.cdiv(n_bags, BLOCK_M)
+    n_tiles, n_each = tl.cdiv(n_bags, BLOCK_M), ids_of_each(p_offsets, n, n_bags)
     for i_task in tl.range(tl.program_id(0), n_tiles * tl.cdiv(N, BLOCK_N), tl.num_programs(0)):
         i_block = i_task // n_tiles
         i_bag = (i_task - i_block * n_tiles).to(tl.int64) * BLOCK_M
@@ -175,24 +184,14 @@ def spread_bags_kernel(
                 spread_bag(
                     p_dy, p_index, p_offsets, p_base, p_sample, p_weight, p_dx, p_dsample, i, n, n_bags, n_offsets, n_each,
                     n_base, first_row, stop_row, i_padding, s_dy, s_weight, factor, eps, i_block, o_col,
-                    N, BLOCK_N, MEAN, NORM,
+                    N, BLOCK_N, MEAN,
                 )  # fmt: skip
         else:
             spread_bag(
                 p_dy, p_index, p_offsets, p_base, p_sample, p_weight, p_dx, p_dsample, i_bag, n, n_bags, n_offsets, n_each,
                 n_base, first_row, stop_row, i_padding, s_dy, s_weight, factor, eps, i_block, o_col,
-                N, BLOCK_N, MEAN, NORM,
+                N, BLOCK_N, MEAN,
             )  # fmt: skip
-
-
-def bags_tiling(shape: RowShape) -> RowTiling:
-    """Blocks of a look-up of bags between offsets. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
-    return largest_tile(BAGS, shape, None, why="rows of a bag are added one by one", decided_at=here())
-
-
-def spread_tiling(shape: RowShape) -> RowTiling:
-    """Blocks of the backward of bags up to dx and dsample. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
-    return largest_tile(SPREAD, shape, None, why="rows of a bag are written one by one", decided_at=here())
 
 
 def _row(what: str, dtypes: int, fp32: str, copies: int) -> Any:
@@ -209,30 +208,24 @@ def _tile(what: str, dtypes: int, fp32: str) -> Any:
 BAGS = RowKernel(
     "sum_bags_kernel, bag by bag", _row("row and result", 4, "sum, and fp32 of a row in decoding", 8), flag="TILES"
 )
-BAG_TILES = RowKernel(
-    "sum_bags_kernel", _tile("rows and results", 4, "sums, and fp32 of rows"), flag="TILES", row_by_row=bags_tiling
-)
 SPREAD = RowKernel(
     "spread_bags_kernel, bag by bag", _row("row, dy and dx", 6, "fp32: row, dy, product, dx", 4), flag="TILES"
 )
+BAG_TILES = RowKernel(
+    "sum_bags_kernel", _tile("rows and results", 4, "sums, and fp32 of rows"), flag="TILES", row_by_row=BAGS
+)
 SPREAD_TILES = RowKernel(
-    "spread_bags_kernel", _tile("rows, dy and dx", 6, "fp32: rows, dy, products"), flag="TILES", row_by_row=spread_tiling
+    "spread_bags_kernel", _tile("rows, dy and dx", 6, "fp32: rows, dy, products"), flag="TILES", row_by_row=SPREAD
 )
 
 
-def bag_tiles_tiling(shape: RowShape) -> RowTiling:
-    """Blocks of a look-up of bags of equally many ids. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
-    return _whole_rows(BAG_TILES, shape) or bags_tiling(shape)
+def tiles_of_bags(kernel: RowKernel, shape: RowShape) -> RowTiling:
+    """Tiles of at least two whole rows, which the compiler moves at once; where there are none, row by row.
 
-
-def spread_tiles_tiling(shape: RowShape) -> RowTiling:
-    """Blocks of the backward of normalised rows. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
-    return _whole_rows(SPREAD_TILES, shape) or spread_tiling(shape)
-
-
-def _whole_rows(kernel: RowKernel, shape: RowShape) -> RowTiling | None:
-    """Tiles of at least two whole rows, which the compiler moves at once; None where there are none."""
+    Raises `npu_tiling.UnifiedBufferError` where nothing fits.
+    """
+    assert kernel.row_by_row is not None
     if not fills_units(shape.width, shape):
-        return None
+        return kernel.row_by_row.tiling(shape)
     tiling = largest_tile(kernel, shape, tile_rows(shape), why="the rows of several bags move at once", decided_at=here())
-    return tiling if tiling.block_n == shape.width else None
+    return tiling if tiling.block_n == shape.width else kernel.row_by_row.tiling(shape)

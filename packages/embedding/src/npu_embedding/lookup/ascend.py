@@ -348,11 +348,6 @@ def sums_tiling(shape: RowShape) -> RowTiling:
     return largest_tile(SUMS, shape, tile_rows(shape, _ZEROS_BYTES), why=why, decided_at=here())
 
 
-def partials_tiling(shape: RowShape) -> RowTiling:
-    """Blocks of the gradient's partial sums. Raises `npu_tiling.UnifiedBufferError` where nothing fits."""
-    return largest_tile(PARTIALS, shape, None, why="rows are added one by one", decided_at=here())
-
-
 def chunks(sums: CountTiling, n: int) -> int:
     """Pieces that n sorted positions and rows are cut in: as many as run at once, each through one block of columns."""
     return max(1, min(sums.device.vector_cores // sums.column_blocks, ceil(n / MIN_CHUNK)))
@@ -413,7 +408,7 @@ def _sum_runs(p: Plan, gradient: Gradient, dweight: Slot, keys: Slot, order: Slo
         return
     p.launch_over(
         add_partials_kernel,
-        partials_tiling(gradient.shape(p.chip)),
+        PARTIALS.tiling(gradient.shape(p.chip)),
         n_chunks - 1,
         flags={"SCALE_BY_COUNT": gradient.scale_by_count},
         decision="embedding backward, partial sums",

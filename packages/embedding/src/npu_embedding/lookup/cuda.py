@@ -408,12 +408,12 @@ def _sum_repeated(p: Plan, gradient: Gradient, dweight: Slot, rule: Rule) -> Non
     name, n, dy = "embedding backward, bags", gradient.indices.numel(), gradient.dy
     order, starts = bags_of_rows(p, gradient, rule)
     shape = RowShape(width=dy.shape[-1], itemsize=dweight.dtype.itemsize, device=p.chip)
-    flags = {"FORMAT": "", "MEAN": gradient.scale_by_count, "NORM": False, "PART": PART if n > PART else 0}
+    flags = {"FORMAT": "", "MEAN": gradient.scale_by_count, "PART": PART if n > PART else 0}
     tiling = p.decide(name, bags_tiling(shape, ROWS_OF_DY))
     reads = {"p_index": order, "p_offsets": starts, "p_weight": dy, "p_base": None, "p_sample": None, "p_steps": None}
-    bags = {"n": n, "n_bags": gradient.n_rows, "n_offsets": gradient.n_rows + 1, "n_each": 0, "n_base": 1}
+    bags = {"n": n, "n_bags": gradient.n_rows, "n_offsets": gradient.n_rows + 1, "n_base": 1}
     table = {"first_row": 0, "stop_row": n, "n_total": n, "i_padding": NO_ID, "s_weight": dy.strides[0]}
-    add_sums(p, name, tiling, shape, flags, dweight, reads, bags | table | {"factor": 1.0, "eps": 0.0})
+    add_sums(p, name, tiling, shape, flags, dweight, reads, bags | table | {"factor": 1.0, "eps": None})
 
 
 def _sum_sorted(p: Plan, gradient: Gradient, dweight: Slot, indices: Sorted) -> None:
