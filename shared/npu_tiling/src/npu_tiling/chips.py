@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import torch
@@ -79,18 +79,8 @@ def _c310(name: str, cube_cores: int) -> Device:
 
 
 def _ascend(name: str, arch: str, cube_cores: int, ub_bytes: int, l0c_bytes: int) -> Device:
-    return Device(
-        name=name,
-        kind="ascend",
-        arch=arch,
-        vector_cores=2 * cube_cores,
-        cube_cores=cube_cores,
-        ub_bytes=ub_bytes,
-        l1_bytes=512 * KIB,
-        l0a_bytes=64 * KIB,
-        l0b_bytes=64 * KIB,
-        l0c_bytes=l0c_bytes,
-    )
+    of_cube_core = {"l1_bytes": 512 * KIB, "l0a_bytes": 64 * KIB, "l0b_bytes": 64 * KIB, "l0c_bytes": l0c_bytes}
+    return Device(name, "ascend", arch, 2 * cube_cores, cube_cores, ub_bytes, **of_cube_core)
 
 
 # Cube cores, then every chip that has them: the target table that the Ascend compiler embeds in what it compiles.
@@ -124,28 +114,8 @@ SOCS: Mapping[str, Device] = MappingProxyType({chip.name: chip for chip in _CHIP
 """Every Ascend chip that tilings know, by SoC name."""
 
 
-def _gpu(
-    name: str,
-    arch: str,
-    cores: int,
-    shared_memory: int,
-    bandwidth: float | None = None,
-    clock_hz: float | None = None,
-    matrix_flops: float | None = None,
-) -> Device:
-    return Device(
-        name=name,
-        kind="cuda",
-        arch=arch,
-        vector_cores=cores,
-        cube_cores=cores,
-        ub_bytes=shared_memory,
-        ub_align=16,
-        max_grid=2**31 - 1,
-        bandwidth=bandwidth,
-        clock_hz=clock_hz,
-        matrix_flops=matrix_flops,
-    )
+def _gpu(name: str, arch: str, cores: int, shared_memory: int, **rates: Any) -> Device:
+    return Device(name, "cuda", arch, cores, cores, shared_memory, ub_align=16, max_grid=2**31 - 1, **rates)
 
 
 # Streaming multiprocessors, bandwidths, boost clocks and rates of dense bf16 products are those of the SXM modules in
@@ -153,10 +123,10 @@ def _gpu(
 # 163 KB for 8.0, 227 KB for 9.0 and 10.0.
 GPUS: Mapping[str, Device] = MappingProxyType(
     {
-        "A100": _gpu("A100", "sm_80", 108, 163 * KIB, 2.04e12, 1.41e9, 312e12),
-        "H100": _gpu("H100", "sm_90", 132, 227 * KIB, 3.35e12, 1.98e9, 989e12),
-        "H200": _gpu("H200", "sm_90", 132, 227 * KIB, 4.8e12, 1.98e9, 989e12),
-        "B200": _gpu("B200", "sm_100", 148, 227 * KIB, 7.7e12, 1.97e9, 2250e12),
+        "A100": _gpu("A100", "sm_80", 108, 163 * KIB, bandwidth=2.04e12, clock_hz=1.41e9, matrix_flops=312e12),
+        "H100": _gpu("H100", "sm_90", 132, 227 * KIB, bandwidth=3.35e12, clock_hz=1.98e9, matrix_flops=989e12),
+        "H200": _gpu("H200", "sm_90", 132, 227 * KIB, bandwidth=4.8e12, clock_hz=1.98e9, matrix_flops=989e12),
+        "B200": _gpu("B200", "sm_100", 148, 227 * KIB, bandwidth=7.7e12, clock_hz=1.97e9, matrix_flops=2250e12),
     }
 )
 """A100, H100, H200 and B200, for calls that are explained where there is no GPU; one that is there describes itself."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import functools
-import importlib.util
+import inspect
 import itertools
 import re
 import sys
@@ -14,52 +13,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import prod
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from .budget import place_in
 from .chips import Device
 from .launch import PlannedCall, dry_run
 from .plans import Launch, New, Plan, Slot, Torch, slots_in
-
-
-class Definition(NamedTuple):
-    """A kernel's definition.
-
-    Attributes:
-        place: its file and line.
-        summary: the first line of its docstring; empty where it has none.
-        parameters: their names, in order.
-    """
-
-    place: str
-    summary: str = ""
-    parameters: tuple[str, ...] = ()
-
-
-@functools.cache
-def definition(module: str, kernel: str) -> Definition:
-    """That of a kernel; its place is the module where there is no source."""
-    top, *names = module.split(".")
-    spec = importlib.util.find_spec(top) if top not in sys.modules else sys.modules[top].__spec__
-    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec is not None else []
-    for folder in folders:
-        for file in (folder.joinpath(*names).with_suffix(".py"), folder.joinpath(*names, "__init__.py")):
-            if file.is_file():
-                found = _functions(file).get(kernel)
-                place = f"{file.relative_to(folder.parent)}:{1 if found is None else found.lineno}"
-                if found is None:
-                    return Definition(place)
-                summary = (ast.get_docstring(found) or "").partition("\n")[0]
-                return Definition(place, summary, tuple(argument.arg for argument in found.args.args))
-    return Definition(module)
-
-
-@functools.cache
-def _functions(file: Path) -> dict[str, ast.FunctionDef]:
-    return {node.name: node for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef)}
-
 
 _SHORTEST = 1e-6  # seconds: no launch takes less, so a shorter time for its bytes says nothing
 _PARTIALS = "p_partials"  # the first parameter of every kernel that adds partial sums
@@ -404,13 +365,13 @@ def _explained(direction: str, launch: Launch, later: Sequence[Any]) -> Explaine
     tiling, constants = launch.decision.tiling, launch.decision.constants
     numbers = {name: value for name, value in constants.items() if type(value) is int}
     blocks = {name: value for name, value in numbers.items() if _BLOCK.search(name)}
-    source = definition(launch.full_module, launch.kernel)
+    defined_at, summary = _defined(launch.full_module, launch.kernel)
     return ExplainedLaunch(
         direction=direction,
         kernel=launch.kernel,
         module=launch.full_module,
-        defined_at=source.place,
-        summary=source.summary,
+        defined_at=defined_at,
+        summary=summary,
         called_from=launch.origin.place,
         caller=launch.origin.function,
         grid=launch.grid,
@@ -423,6 +384,18 @@ def _explained(direction: str, launch: Launch, later: Sequence[Any]) -> Explaine
         decided_at=getattr(tiling, "decided_at", ""),
         partials_added_by=_adder(launch, later),
     )
+
+
+@functools.cache
+def _defined(module: str, kernel: str) -> tuple[str, str]:
+    """Where a kernel is defined, file and line, and the first line of its docstring; the module where it is not loaded."""
+    function = getattr(sys.modules.get(module), kernel, None)
+    function = getattr(function, "fn", function)
+    if function is None:
+        return module, ""
+    lines, first = inspect.getsourcelines(function)
+    first += next(i for i, line in enumerate(lines) if line.startswith("def "))  # decorators come before
+    return place_in(inspect.getfile(function), module, first), (function.__doc__ or "").partition("\n")[0]
 
 
 def _called(direction: str, step: Torch) -> TorchCall:
