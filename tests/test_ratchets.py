@@ -14,7 +14,7 @@ from tools.workspace import ROOT, read_packages
 
 # Of the sources of a package: files, lines, and of an operator the share of its lines that is device code, in hundredths.
 MOST = {
-    "npu_tiling": (20, 5890, 0),
+    "npu_tiling": (20, 5879, 0),
     "rms_norm": (23, 5036, 17),
     "embedding": (22, 5400, 27),
     "attn_res": (29, 6866, 21),

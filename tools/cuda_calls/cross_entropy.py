@@ -9,8 +9,9 @@ import torch
 from npu_fused_linear_cross_entropy import fused_linear_cross_entropy, linear_distillation_loss, linear_log_probs
 from npu_fused_linear_cross_entropy import tiling as tiling_product
 from npu_fused_linear_cross_entropy.call import STATISTICS, SUM
-from npu_tiling.operators import run_once
 from torch import Tensor
+
+from testing.steps import run_once
 
 from .making import BF16, FP16, FP32, ROWS, Calls, backward, call, leaf, name
 

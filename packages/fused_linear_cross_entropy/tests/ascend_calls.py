@@ -15,8 +15,9 @@ from npu_fused_linear_cross_entropy import (
 )
 from npu_fused_linear_cross_entropy.call import STATISTICS
 from npu_tiling import device_for
-from npu_tiling.operators import run_once
 from planned_anew import planned_anew
+
+from testing.steps import run_once
 
 TOKENS, WIDTH = 64, 16
 VOCABULARIES = (1, 2, 123, 1000, 2048, 3000, 4096, 32000, 50257, 128256, 151936, 256000)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from npu_fused_linear_cross_entropy import matmul
 from npu_tiling import device_for
-from npu_tiling.operators import run_once
 from npu_tiling.plans import Plan
 
 from testing.pairs import all_pairs
+from testing.steps import run_once
 
 
 def strided(rows, columns, order, generator, dtype=torch.bfloat16):

@@ -9,8 +9,9 @@ from npu_fused_linear_cross_entropy.call import Forward, LinearCrossEntropyOutpu
 from npu_fused_linear_cross_entropy.loss import TargetFacts, kernels, reference
 from npu_fused_linear_cross_entropy.loss.rows import RowKernel, row_tiling
 from npu_tiling import device_for
-from npu_tiling.operators import run_once
 from npu_tiling.plans import Plan
+
+from testing.steps import run_once
 
 VOCABULARY = 1000
 OUTSIDE = (-1, VOCABULARY, 2**31, 2**32 + 5, -(2**63), 2**63 - 1, -3)  # targets that no row of the weight has

@@ -16,10 +16,12 @@ from npu_tiling.calls import Empty, Size, are_aligned
 from npu_tiling.direct import DirectCall
 from npu_tiling.dispatch import Function, OperatorLibrary, apply
 from npu_tiling.launch import CountTiling, Kernels
-from npu_tiling.operators import Operator, run_once
+from npu_tiling.operators import Operator
 from npu_tiling.plans import Plan, Reached, Slot
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+
+from testing.steps import run_once
 
 CHIP = npu_tiling.GPUS["H200"]
 LIBRARY = OperatorLibrary("npu_tiling_test_plans")

@@ -251,17 +251,6 @@ def _without_autocast(device: torch.device) -> contextlib.AbstractContextManager
     return torch.autocast(device.type, enabled=False)
 
 
-def run_once(write: Callable[..., Any], chip: Device | None, *tensors: Tensor | None) -> Any:
-    """Runs the steps that `write(plan, *slots)` adds, and returns the tensors of the slots that it returns; no operator."""
-
-    def replan(replaced: Mapping[Any, Any]) -> Plan:
-        plan = Plan(chip, {}, replaced, device_of(tensors))
-        plan.results = tuple(write(plan, *map(plan.argument, tensors)) or ())
-        return plan
-
-    return run_plan(replan(launching.replaced), tensors, replan)[0]
-
-
 def _call(run: Callable[..., Any], *arguments: Any) -> Any:
     """What runs until `autograd` sets something else."""
     return run(*arguments)
