@@ -14,11 +14,11 @@ from tools.workspace import ROOT, read_packages
 
 # Of the sources of a package: files, lines, and of an operator the share of its lines that is device code, in hundredths.
 MOST = {
-    "npu_tiling": (20, 5879, 0),
-    "rms_norm": (23, 5036, 17),
-    "embedding": (22, 5400, 27),
-    "attn_res": (29, 6866, 21),
-    "fused_linear_cross_entropy": (41, 10243, 15),
+    "npu_tiling": (20, 5886, 0),
+    "rms_norm": (23, 5022, 17),
+    "embedding": (22, 5355, 27),
+    "attn_res": (29, 6858, 21),
+    "fused_linear_cross_entropy": (41, 10242, 15),
 }
 MOST_PARAMETERS = 35  # of a kernel, or of a function that kernels call
 WANTED_PARAMETERS, MOST_ABOVE = 26, 14  # how many functions have more

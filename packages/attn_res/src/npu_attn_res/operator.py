@@ -61,6 +61,8 @@ BACKWARD = Operator(
     batched=True,
     is_gradient=True,
 )
+# What a backward reads of its forward, before the blocks.
+_SAVED = ("h", "device_count", "prefix", "query", "rms_weight", "output_rms_weight", "score", "rstd", "lse", "norm_rstd")
 _N_TENSORS = len(FORWARD.signature.tensors) - 1  # beside the blocks
 
 
@@ -97,7 +99,8 @@ class _AttnRes(Function):
         kept = h if output_rms_weight is not None or reads_h(h, chip) else None
         if stacked and prefix is not None:
             blocks = [_without_version_check(block) for block in blocks]
-        save_tensors(ctx, kept, *weights, *statistics, device_count, prefix if new_prefix is None else new_prefix, *blocks)
+        own_prefix = prefix if new_prefix is None else new_prefix
+        save_tensors(ctx, kept, device_count, own_prefix, *weights, *statistics, *blocks)
         ctx.stacked, ctx.n_blocks = stacked, n_blocks
         ctx.output_dtype = None if layer_output is None else layer_output.dtype
         ctx.set_materialize_grads(False)
@@ -118,24 +121,13 @@ class _AttnRes(Function):
                 )
             if ctx.blocks_read is not None and not torch.compiler.is_compiling():  # its tensors have no versions
                 ctx.blocks_read.check()
-            h, query, rms_weight, output_rms_weight, score, rstd, lse, norm_rstd, device_count, prefix, *blocks = (
-                ctx.saved_tensors
-            )
+            saved = ctx.saved_tensors
             call = Backward(
                 dh=dh,
                 dy=dy,
                 dprefix=dprefix,
-                h=h,
-                blocks=blocks,
-                device_count=device_count,
-                prefix=prefix,
-                query=query,
-                rms_weight=rms_weight,
-                output_rms_weight=output_rms_weight,
-                score=score,
-                rstd=rstd,
-                lse=lse,
-                norm_rstd=norm_rstd,
+                **dict(zip(_SAVED, saved, strict=False)),
+                blocks=saved[len(_SAVED) :],
                 stacked=ctx.stacked,
                 n_blocks=ctx.n_blocks,
                 need_blocks=need_blocks,

@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from npu_tiling import arguments, collectives, device_for
-from npu_tiling.calls import Empty
+from npu_tiling.calls import Empty, derive
 from npu_tiling.dispatch import Function, apply, group_named
 from npu_tiling.dtensor import Shards, is_replicated, shard
 from npu_tiling.operators import Operator
@@ -272,11 +272,11 @@ def _compute_by_all_backward(call: ByAllBackward) -> tuple[Tensor]:
 
 
 def _of_all(call: ByAll, of_all: Any) -> Forward:
-    return Forward(of_all, call.weight, call.padding_idx, call.scale_grad_by_freq, False, call.first_row, call.n_total)
+    return derive(Forward, call, indices=of_all, sparse=False)
 
 
 def _gradient_of_all(call: ByAllBackward, dy: Any) -> Backward:
-    return Backward(dy, call.of_all, call.n_rows, call.padding_idx, call.scale_grad_by_freq, False, call.first_row, dy.dtype)
+    return derive(Backward, call, dy=dy, indices=call.of_all, sparse=False, dtype=dy.dtype)
 
 
 BY_ALL = Operator(LIBRARY, "by_all", ByAll, ["rows", "of_all"], plan=_plan_by_all, reference=_compute_by_all)
@@ -308,8 +308,7 @@ class _ByAll(Function):
         if dy is None:  # other ranks wait for this one's
             shape, dtype = ctx.of_rows
             dy = of_all.new_zeros(shape, dtype=dtype)
-        shared = {name: getattr(ctx.call, name) for name in ByAll._fields if name in ByAllBackward._fields}
-        dweight = BY_ALL_BACKWARD(ByAllBackward(dy=dy, of_all=of_all, n_rows=ctx.n_rows, **shared))
+        dweight = BY_ALL_BACKWARD(derive(ByAllBackward, ctx.call, dy=dy, of_all=of_all, n_rows=ctx.n_rows))
         return None, None, dweight, *[None] * 6
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from npu_tiling import collectives
-from npu_tiling.calls import Empty, statistics_dtype
+from npu_tiling.calls import Empty, derive, statistics_dtype
 from npu_tiling.dispatch import exported
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -416,9 +416,8 @@ class Scale(NamedTuple):
 
 
 def replaced(record: Any, **changes: Any) -> Any:
-    """A record with other values in some fields; PyTorch 2.7 and 2.8 trace no `_replace`."""
-    kind = type(record)
-    return kind(*[changes[name] if name in changes else getattr(record, name) for name in kind._fields])
+    """A record with other values in some fields."""
+    return derive(type(record), record, **changes)
 
 
 def gradients(call: Any) -> Results:

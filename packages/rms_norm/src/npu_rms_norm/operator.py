@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from npu_tiling import dispatch
+from npu_tiling.calls import derive
 from npu_tiling.operators import Operator
 from npu_tiling.rows import may_overlap
 from torch import Tensor
@@ -112,24 +113,9 @@ def _gradients(
 ) -> tuple[Tensor | None, ...]:
     """The gradients of the forward's x or sum, the gate, the weight and the bias; None for what is not needed."""
     x, gate, weight, bias, rstd = ctx.saved_tensors
-    call = Backward(
-        dy=dy,
-        dsum=dsum,
-        x=x,
-        gate=gate,
-        weight=weight,
-        bias=bias,
-        rstd=rstd,
-        offset=ctx.call.offset,
-        casting_mode=ctx.call.casting_mode,
-        activation=ctx.call.activation,
-        norm_before_gate=ctx.call.norm_before_gate,
-        rounded_to=ctx.x_dtype,
-        need_dx=need_x,
-        need_dgate=need_gate,
-        need_dweight=need_weight,
-        need_dbias=need_bias,
-    )
+    needs = {"need_dx": need_x, "need_dgate": need_gate, "need_dweight": need_weight, "need_dbias": need_bias}
+    tensors = {"dy": dy, "dsum": dsum, "x": x, "gate": gate, "weight": weight, "bias": bias, "rstd": rstd}
+    call = derive(Backward, ctx.call, **tensors, rounded_to=ctx.x_dtype, **needs)
     in_place = ctx.call.in_place and need_x and gate is None and dy.dtype == x.dtype
     in_place = in_place and not may_overlap(dy) and not dispatch.is_batched(dy)
     if in_place and not torch.is_grad_enabled() and not dispatch.forward_mode(call):

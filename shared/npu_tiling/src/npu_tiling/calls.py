@@ -13,7 +13,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter, or_
-from typing import Annotated, Any, NamedTuple, TypeAlias, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from .chips import device_for, dry_runs
 from .dispatch import PLAIN
 
 Size: TypeAlias = Annotated[int, "a compiler may keep it as a symbol: a number of rows, or the place of one"]
+Record = TypeVar("Record")
 
 _TYPES: dict[Any, str] = {  # as PyTorch's schemas spell them
     Tensor: "Tensor",
@@ -159,6 +160,12 @@ class Signature:
             chip["chip"] = None if device.type == "meta" and not dry_runs else device_for(device)
         wanted = call.results(**chip)
         return self.returned([_without_data(wanted[name], device) for name in self.results])
+
+
+def derive(kind: type[Record], call: Any, **fields: Any) -> Record:
+    """A record with these fields, whose others are those of `call`. PyTorch 2.7 and 2.8 trace no `_replace`."""
+    names: Sequence[str] = kind._fields  # type: ignore[attr-defined]
+    return kind(*[fields[name] if name in fields else getattr(call, name) for name in names])
 
 
 def flat(values: Iterable[Any]) -> list[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from npu_tiling import arguments
-from npu_tiling.calls import Empty, statistics_dtype
+from npu_tiling.calls import Empty, derive, statistics_dtype
 from npu_tiling.dispatch import Function, apply, holds, is_certain, save_tensors
 from npu_tiling.dtensor import is_distributed
 from npu_tiling.operators import Operator
@@ -129,26 +129,9 @@ def embedding_bag(
 def computed_rows(call: Forward, row_scales: Tensor | None, factor: float, eps: float | None, dtype: torch.dtype) -> Tensor:
     """[..., D]: rows, decoded, times a factor, normalised: bags of one id each, of which none is left out."""
     indices = call.indices.reshape(-1)
-    bags_of_one = Bags(
-        indices=indices,
-        offsets=None,
-        base=None,
-        sample_weights=None,
-        weight=call.weight,
-        row_scales=row_scales,
-        n_bags=indices.numel(),
-        mean=False,
-        factor=factor,
-        eps=eps,
-        left_out=NO_ID,
-        dtype=dtype,
-        padding_idx=call.padding_idx,
-        scale_grad_by_freq=call.scale_grad_by_freq,
-        sparse=call.sparse,
-        first_row=call.first_row,
-        n_total=call.n_total,
-    )
-    out: Tensor = BAGS(bags_of_one)
+    of_one = {"offsets": None, "base": None, "sample_weights": None, "n_bags": indices.numel(), "left_out": NO_ID}
+    computed = {"row_scales": row_scales, "mean": False, "factor": factor, "eps": eps, "dtype": dtype}
+    out: Tensor = BAGS(derive(Bags, call, indices=indices, **of_one, **computed))
     return out.view(*call.indices.shape, call.weight.shape[1])
 
 
@@ -357,9 +340,8 @@ def _sizes(call: Bags | Spread, n_rows: int) -> dict[str, Any]:
 
 def _forward_of(call: Spread) -> Bags:
     """The record of the rows in fp32, before they are normalised. An id outside the table at hand names zeros."""
-    shared: dict[str, Any] = {name: getattr(call, name) for name in Bags._fields if name in Spread._fields}
-    options = {"eps": None, "dtype": torch.float32, "row_scales": None, "n_total": _EVERY_ID}
-    return Bags(**(shared | options), padding_idx=NO_ROW, scale_grad_by_freq=False, sparse=False)
+    of_rows = {"eps": None, "dtype": torch.float32, "row_scales": None, "n_total": _EVERY_ID}
+    return derive(Bags, call, **of_rows, padding_idx=NO_ROW, scale_grad_by_freq=False, sparse=False)
 
 
 def _normalise(out: Tensor, rows: Tensor, indices: Tensor, first_row: int, n_rows: int, eps: float) -> None:
@@ -408,23 +390,8 @@ class _Bags(Function):
                 if each > 1:  # [each, n_bags, D], of which every part is dy
                     dx, ids = dx.expand(each, *dx.shape), ids.view(call.n_bags, each).t()
             else:
-                dx, dsample = SPREAD(
-                    Spread(
-                        dy=dy,
-                        indices=indices,
-                        offsets=offsets,
-                        base=base,
-                        sample_weights=sample_weights,
-                        weight=weight,
-                        need_dx=asks_rows,
-                        n_bags=call.n_bags,
-                        mean=call.mean,
-                        factor=call.factor,
-                        eps=call.eps,
-                        left_out=call.left_out,
-                        first_row=call.first_row,
-                    )
-                )
+                bags = {"indices": indices, "offsets": offsets, "base": base, "sample_weights": sample_weights}
+                dx, dsample = SPREAD(derive(Spread, call, dy=dy, **bags, weight=weight, need_dx=asks_rows))
                 dsample = dsample.to(sample_weights.dtype) if asks_weights else None
             if asks_rows:
                 dweight = gradient_of_table(call, dx, ids, ctx.n_rows, dy.dtype)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from npu_tiling import Device, arguments
-from npu_tiling.calls import Empty
+from npu_tiling.calls import Empty, derive
 from npu_tiling.dispatch import Function, OperatorLibrary, apply
 from npu_tiling.operators import Operator
 from npu_tiling.plans import Plan, Slot
@@ -154,18 +154,7 @@ def largest_norm(max_norm: Any, row_scales: Tensor | None) -> float:
 
 def gradient_of_table(call: Forward | Bags, dy: Tensor, indices: Tensor, n_rows: int, dtype: torch.dtype) -> Tensor:
     """The gradient of a call's table, [n_rows, D], of dy [..., D] of indices [...]; a sparse tensor if the call says so."""
-    dweight, rows = BACKWARD(
-        Backward(
-            dy=dy,
-            indices=indices,
-            n_rows=n_rows,
-            padding_idx=call.padding_idx,
-            scale_grad_by_freq=call.scale_grad_by_freq,
-            sparse=call.sparse,
-            first_row=call.first_row,
-            dtype=dtype,
-        )
-    )
+    dweight, rows = BACKWARD(derive(Backward, call, dy=dy, indices=indices, n_rows=n_rows, dtype=dtype))
     if not call.sparse:
         found: Tensor = dweight
         return found
