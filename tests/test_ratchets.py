@@ -18,10 +18,10 @@ MOST = {
     "rms_norm": (23, 5022, 17),
     "embedding": (22, 5355, 27),
     "attn_res": (29, 6858, 21),
-    "fused_linear_cross_entropy": (41, 10242, 15),
+    "fused_linear_cross_entropy": (41, 10212, 15),
 }
 MOST_PARAMETERS = 35  # of a kernel, or of a function that kernels call
-WANTED_PARAMETERS, MOST_ABOVE = 26, 14  # how many functions have more
+WANTED_PARAMETERS, MOST_ABOVE = 26, 13  # how many functions have more
 PRIVATE = re.compile(r"\b(?:torch|dist)\.(?:\w+\.)*_\w+|from torch\b[\w.]* import .*\b_\w+")
 WITH_PRIVATE_NAMES = {"npu_tiling.dispatch"}
 

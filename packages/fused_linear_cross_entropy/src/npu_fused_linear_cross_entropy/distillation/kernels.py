@@ -1,22 +1,10 @@
 """The kernel of distillation, and its launch.
 
 It computes the divergence of each row of a student's logits from a teacher's, and its gradient in the place of the student's
-logits. Tiles are as in loss/two_sweeps.py, of both matrices. The first sweeps compute maxima and log sum exp, one of each
-matrix, and where labels have a weight and T is not 1, one more of the student's at T = 1. The next computes the sums of a
-row, the last one, backwards, the gradient. "forward_kl" needs no sums for its gradient: the last sweep sums its loss. A
-temperature is part of the scales and softcaps: c tanh(s z / c) / T = (c / T) tanh((s / T) z / (c / T)).
-
-Divergences of a student's distribution p from a teacher's q, element by element, and their gradient.
-
-With s and t their log-probabilities, D = sum f(s, t), and h = p dD / dp with the other elements of p fixed, up to a constant
-times p:
-
-    gradient of the student's logits:  h - p k      k = sum h
-
-    forward_kl        f = q (t - s)                  h = -q                 k = -1
-    reverse_kl        f = p (s - t)                  h = f
-    jensen_shannon    f = beta q (t - u) + h         h = (1 - beta) p (s - u)     u = log((1 - beta) p + beta q)
-    total_variation   f = |p - q| / 2                h = p sign(p - q) / 2
+logits. Formulas: plan.py. Tiles are as in loss/two_sweeps.py, of both matrices. The first sweeps compute maxima and log sum
+exp, one of each matrix, and where labels have a weight and T is not 1, one more of the student's at T = 1. The next computes
+the sums of a row, the last one, backwards, the gradient. "forward_kl" needs no sums for its gradient: the last sweep adds up
+its loss. A temperature is part of the scales and softcaps: c tanh(s z / c) / T = (c / T) tanh((s / T) z / (c / T)).
 """
 
 from __future__ import annotations
@@ -84,21 +72,21 @@ def divergence_terms(b_z, b_teacher, b_max, b_log, b_teacher_max, b_teacher_log,
 
 @triton.jit
 def load_both(
-    p_row, p_teacher_row, i_col, s_row, s_teacher, n_rows, p_bias, p_teacher_bias, logit_scale, softcap, teacher_scale,
+    p_row, p_teacher_row, i_col, s_row, n_rows, p_bias, p_teacher_bias, logit_scale, softcap, teacher_scale,
     teacher_softcap, COLUMNS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
     """z of the student and of the teacher, of a tile."""
     b_z = load_logits(p_row, i_col, s_row, n_rows, p_bias, logit_scale, softcap, COLUMNS, BLOCK_M, BLOCK_N)
     b_teacher = load_logits(
-        p_teacher_row, i_col, s_teacher, n_rows, p_teacher_bias, teacher_scale, teacher_softcap, COLUMNS, BLOCK_M, BLOCK_N
+        p_teacher_row, i_col, s_row, n_rows, p_teacher_bias, teacher_scale, teacher_softcap, COLUMNS, BLOCK_M, BLOCK_N
     )
     return b_z, b_teacher
 
 
 @triton.jit
 def divergence_sums(
-    p_row, p_teacher_row, b_tail, b_teacher_tail, b_max, b_log, b_teacher_max, b_teacher_log, s_row, s_teacher, n_rows,
-    p_bias, p_teacher_bias, logit_scale, softcap, teacher_scale, teacher_softcap, beta, N: tl.constexpr,
+    p_row, p_teacher_row, b_tail, b_teacher_tail, b_max, b_log, b_teacher_max, b_teacher_log, s_row, n_rows, p_bias,
+    p_teacher_bias, logit_scale, softcap, teacher_scale, teacher_softcap, beta, N: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DIVERGENCE: tl.constexpr
 ):  # fmt: skip
     """D and k, [BLOCK_M] each, of a tile of rows, whose columns behind the last whole block the tails have."""
@@ -115,7 +103,7 @@ def divergence_sums(
         b_terms, b_slopes = tl.zeros([BLOCK_M, BLOCK_N], tl.float32), tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for i_col in tl.range(0, N_FULL, BLOCK_N):
             b_z, b_teacher = load_both(
-                p_row, p_teacher_row, i_col, s_row, s_teacher, n_rows, p_bias, p_teacher_bias, logit_scale, softcap,
+                p_row, p_teacher_row, i_col, s_row, n_rows, p_bias, p_teacher_bias, logit_scale, softcap,
                 teacher_scale, teacher_softcap, BLOCK_N, BLOCK_M, BLOCK_N
             )  # fmt: skip
             b_term, b_slope, b_p = divergence_terms(
@@ -156,13 +144,13 @@ def store_gradient(
 def distillation_kernel(
     p_student,  # [rows, N], raw products
     p_gradient,  # [rows, N], over the student's memory
-    p_teacher,  # [rows, N], raw products
+    p_teacher,  # [rows, N], raw products, rows as far apart as the student's
     p_target,  # int32 [rows], negative: none; None: their cross entropy has no weight
     p_bias,  # [N]
     p_teacher_bias,  # [N]
     p_factors,  # fp32 [rows], of the gradient
     p_losses,  # fp32 [2, rows]: divergences, and cross entropies of the targets
-    n_rows, s_student, s_teacher, s_losses,
+    n_rows, s_student, s_losses,
     logit_scale,  # these four divided by the temperature; None: 1
     softcap,  # None: there is none
     teacher_scale, teacher_softcap,
@@ -181,7 +169,7 @@ def distillation_kernel(
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
         i_row, n_left, m_row, p_row = tile_of_rows(p_student, i_tile, n_rows, s_student, BLOCK_M)
         n_read = None if PADDED else n_left
-        p_teacher_row = p_teacher + i_row.to(tl.int64) * s_teacher
+        p_teacher_row = p_teacher + i_row.to(tl.int64) * s_student
         b_tail = load_tail(p_row, s_student, n_read, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N, TAIL_N)
         b_max, b_log = log_sum_exp(p_row, b_tail, s_student, n_read, p_bias, logit_scale, softcap, N, BLOCK_M, BLOCK_N)
         b_hard_log, b_column = b_log, i_row
@@ -199,10 +187,10 @@ def distillation_kernel(
             b_apart = b_max - b_target if temperature is None else (b_max - b_target) * temperature
             tl.store(p_losses + s_losses + i_row + o_row, b_apart + b_hard_log, mask=m_row)
         b_teacher_tail = load_tail(
-            p_teacher_row, s_teacher, n_read, p_teacher_bias, teacher_scale, teacher_softcap, N, BLOCK_M, BLOCK_N, TAIL_N
+            p_teacher_row, s_student, n_read, p_teacher_bias, teacher_scale, teacher_softcap, N, BLOCK_M, BLOCK_N, TAIL_N
         )
         b_teacher_max, b_teacher_log = log_sum_exp(
-            p_teacher_row, b_teacher_tail, s_teacher, n_read, p_teacher_bias, teacher_scale, teacher_softcap, N, BLOCK_M,
+            p_teacher_row, b_teacher_tail, s_student, n_read, p_teacher_bias, teacher_scale, teacher_softcap, N, BLOCK_M,
             BLOCK_N
         )  # fmt: skip
         b_k = tl.full([BLOCK_M], -1.0, tl.float32)
@@ -210,12 +198,12 @@ def distillation_kernel(
         if DIVERGENCE != "forward_kl" or p_gradient is None:  # the sums of a row, which its gradient needs
             if RELOADS:
                 b_tail, b_teacher_tail = load_both(
-                    p_row, p_teacher_row, N_FULL, s_student, s_teacher, n_read, p_bias, p_teacher_bias, logit_scale, softcap,
+                    p_row, p_teacher_row, N_FULL, s_student, n_read, p_bias, p_teacher_bias, logit_scale, softcap,
                     teacher_scale, teacher_softcap, N - N_FULL, BLOCK_M, TAIL_N
                 )  # fmt: skip
             b_loss, b_k = divergence_sums(
                 p_row, p_teacher_row, b_tail, b_teacher_tail, b_max, b_log, b_teacher_max, b_teacher_log, s_student,
-                s_teacher, n_read, p_bias, p_teacher_bias, logit_scale, softcap, teacher_scale, teacher_softcap, beta, N,
+                n_read, p_bias, p_teacher_bias, logit_scale, softcap, teacher_scale, teacher_softcap, beta, N,
                 BLOCK_M, BLOCK_N, DIVERGENCE
             )  # fmt: skip
         if p_gradient is not None:
@@ -223,7 +211,7 @@ def distillation_kernel(
             m_counted = (b_factor != 0.0)[:, None]
             if RELOADS:
                 b_tail, b_teacher_tail = load_both(
-                    p_row, p_teacher_row, N_FULL, s_student, s_teacher, n_read, p_bias, p_teacher_bias, logit_scale, softcap,
+                    p_row, p_teacher_row, N_FULL, s_student, n_read, p_bias, p_teacher_bias, logit_scale, softcap,
                     teacher_scale, teacher_softcap, N - N_FULL, BLOCK_M, TAIL_N
                 )  # fmt: skip
             HALVES: tl.constexpr = (
@@ -251,7 +239,7 @@ def distillation_kernel(
                 for i_block in tl.range(0, N_FULL, BLOCK_N):
                     i_col = N_FULL - BLOCK_N - i_block
                     b_z, b_teacher = load_both(
-                        p_row, p_teacher_row, i_col, s_student, s_teacher, n_read, p_bias, p_teacher_bias, logit_scale,
+                        p_row, p_teacher_row, i_col, s_student, n_read, p_bias, p_teacher_bias, logit_scale,
                         softcap, teacher_scale, teacher_softcap, BLOCK_N, BLOCK_M, BLOCK_N
                     )  # fmt: skip
                     b_term, b_slope, b_p = divergence_terms(
@@ -310,7 +298,6 @@ def losses_and_gradient(
         sizes={
             "n_rows": rows,
             "s_student": student.strides[0],
-            "s_teacher": teacher.strides[0],
             "s_losses": losses.strides[0],
             **scales,
             "temperature": None if temperature == 1.0 else temperature,

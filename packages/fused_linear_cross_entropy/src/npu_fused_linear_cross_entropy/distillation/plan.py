@@ -1,15 +1,16 @@
 """The plans of a distillation, whole rows of a student's logits and of its teacher's at a time, and its definition.
 
-With s = log softmax(z / T) of the student, t = log softmax(z' / T) of the teacher, p = exp(s), q = exp(t):
+Divergences D = sum f(s, t) of a student's distribution p from a teacher's q, both at the temperature T, with s and t their
+log-probabilities; and their gradient, with h = p dD / dp, the other elements of p fixed, up to a constant times p:
 
-    forward_kl        D = sum q (t - s)
-    reverse_kl        D = sum p (s - t)
-    jensen_shannon    D = beta sum q (t - u) + (1 - beta) sum p (s - u)      u = log(beta q + (1 - beta) p)
-    total_variation   D = sum |p - q| / 2
-    row               soft_weight D + hard_weight (log sum exp z - z_y)
+    gradient of z / T:  h - p k      k = sum h      z: the student's logits
 
-The gradient of D with respect to z / T is h - p sum h, h = p dD / dp with the other elements of p fixed, up to a constant
-times p. Of a vocabulary over ranks each has its columns of the logits: they exchange log sum exp, then the sums of D and h.
+    forward_kl        f = q (t - s)                  h = -q                 k = -1
+    reverse_kl        f = p (s - t)                  h = f
+    jensen_shannon    f = beta q (t - u) + h         h = (1 - beta) p (s - u)     u = log((1 - beta) p + beta q)
+    total_variation   f = |p - q| / 2                h = p sign(p - q) / 2
+
+Of a vocabulary over ranks each has its columns of the logits: they exchange log sum exp, then the sums of f and h.
 
 Source of the generalised Jensen-Shannon divergence: Agarwal et al., "On-Policy Distillation of Language Models", arXiv
 2306.13649; of total variation: Wen et al., "f-Divergence Minimization for Sequence-Level Knowledge Distillation", arXiv
@@ -125,7 +126,7 @@ def _facts(p: Plan, call: Any, tokens: int) -> Facts:
             known = p.torch(_known, counted, target, options.vocab_size, makes=Empty((tokens,), torch.bool))
             columns = p.torch(_columns, known, target, makes=Empty((tokens,), torch.int32))
         if weights is not None:
-            weights = p.torch(_counted_weights, counted, weights, makes=Empty((tokens,), weights.dtype))
+            weights = p.torch(torch.where, counted, weights, 0.0, makes=Empty((tokens,), weights.dtype))
     if weights is not None and call.x.dtype == torch.float16 and options.reduction != "none":
         size = p.torch(typical_size, weights, makes=Empty((), weights.dtype))
     if is_mean and weights is not None:
@@ -215,10 +216,6 @@ def _known(counted: Tensor, target: Tensor, vocab_size: int) -> Tensor:
 
 def _columns(known: Tensor, target: Tensor) -> Tensor:
     return torch.where(known, target, NO_COLUMN).to(torch.int32)
-
-
-def _counted_weights(counted: Tensor, weights: Tensor) -> Tensor:
-    return torch.where(counted, weights, 0.0)
 
 
 def _count(counted: Tensor, dtype: torch.dtype) -> Tensor:

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..api import fused_linear_cross_entropy
-from ..call import LogProbs
 from ..log_probs import linear_log_probs
 
 _hook = Hook()
@@ -83,12 +82,9 @@ def chunk_logprobs_function(
         targets = shift_labels
     else:
         targets = labels if get_parallel_state().sp_enabled else _next(labels, ignore_index)
-    scores = linear_log_probs(
+    scores: Any = linear_log_probs(
         hidden_states, weights, targets, ignore_index=ignore_index, temperature=temperature, return_entropy=True
     )
-    assert isinstance(scores, LogProbs)
-    assert scores.log_probs is not None
-    assert scores.entropy is not None
     return scores.log_probs, scores.entropy
 
 

@@ -9,12 +9,13 @@ Replaced are `FusedLinearForPPO` (`use_fused_kernels`, backends "torch" and "lig
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from npu_tiling.models import Hook
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from ..call import LogProbs
 from ..log_probs import linear_log_probs
 
 _hook = Hook()
@@ -107,10 +108,7 @@ def _scores(
     if isinstance(temperature, Tensor):
         temperature = temperature.to(x.device, torch.float32)
         temperature = temperature.expand(ids.shape) if temperature.numel() == 1 else temperature.reshape(ids.shape)
-    scores = linear_log_probs(x, weight, ids, temperature=temperature, return_entropy=True, process_group=group)
-    assert isinstance(scores, LogProbs)
-    assert scores.log_probs is not None
-    assert scores.entropy is not None
+    scores: Any = linear_log_probs(x, weight, ids, temperature=temperature, return_entropy=True, process_group=group)
     return scores.log_probs, scores.entropy
 
 

@@ -164,17 +164,9 @@ def cross_entropy_targets_kernel(
         weighted, weight_size = tl.sum(b_weights), tl.sum(b_sizes)
     if LAST:
         store_factors(
-            count,
-            weighted,
-            total,
-            weight_size,
-            p_divisor,
-            p_factors,
-            p_unfinished,
-            unscale,
-            MEAN,
-            p_class_weight is not None,
-        )
+            count, weighted, total, weight_size, p_divisor, p_factors, p_unfinished, unscale, MEAN,
+            p_class_weight is not None
+        )  # fmt: skip
     else:
         p_partial = p_partials + tl.program_id(0) * PARTIAL_WIDTH
         tl.store(p_partial + tl.arange(0, PARTIAL_WIDTH), partial_row(count, weighted, total, weight_size))
