@@ -37,7 +37,6 @@ NAMES = {
     "BARRIER": "threads meet before elements are overwritten",
     "MERGE": "with the statistics of earlier columns",
     "FIRST": "the first chunk of columns",
-    "LAST": "one program adds up all rows; else partial sums are left",
     "SMOOTHED": "label_smoothing",
     "TOKEN_SCALING": "token_scaling",
     "ARGMAX": "the first largest logit is asked for",

@@ -64,15 +64,15 @@ def mark_rows_kernel(
     p_marks,  # int8 [n_rows], zeros beforehand
     p_inside,  # int32 [1], zero beforehand
     n, n_rows, first_row, i_padding,
-    BLOCK_M: tl.constexpr, KEYS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Marks the rows that have a run, counts the indices that name one and, with KEYS, stores the keys."""
+    """Marks the rows that have a run, counts the indices that name one and, where p_key is given, stores the keys."""
     o_index = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     b_row = load_keys(p_index, o_index, n, n_rows, first_row, i_padding)  # [BLOCK_M]
     m_named = b_row < n_rows
     tl.store(p_marks + b_row, 1, mask=m_named)
     tl.atomic_add(p_inside, tl.sum(m_named.to(tl.int32), axis=0))  # integers: any order gives the same number
-    if KEYS:
+    if p_key is not None:
         tl.store(p_key + o_index, b_row.to(p_key.dtype.element_ty), mask=o_index < n)
 
 
@@ -321,7 +321,6 @@ def _mark_rows(p: Plan, gradient: Gradient, keys: Slot | None) -> tuple[Slot, Sl
         mark_rows_kernel,
         RULE_OF[Way.SORTED].tiling(p.chip, {"BLOCK_M": _MARKING}, _MARKING),
         gradient.indices.numel(),
-        flags={"KEYS": keys is not None},
         decision="embedding backward, marks",
         reads={"p_index": gradient.indices},
         writes={"p_key": keys, "p_marks": marks, "p_inside": inside},

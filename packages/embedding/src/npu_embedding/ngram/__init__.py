@@ -158,7 +158,6 @@ def plan(p: Plan, call: NGram) -> tuple[Slot, Slot]:
         return fill(p, out, torch.nan), fill(p, rows, -1)
     module: Any = cuda if p.chip.kind == "cuda" else ascend
     table, (n_batches, n_tokens) = dense_rows(p, call.table), call.ids.shape
-    before: Any = call.ids if call.history is None else p.contiguous(call.history)
     shape = RowShape(width=width, itemsize=table.dtype.itemsize, device=p.chip)
     tiling = p.decide("n-gram embedding", module.choose(shape, call.concat))
     count = {"n": n_batches * n_tokens} if p.chip.kind == "cuda" else {"n_batches": n_batches}
@@ -167,8 +166,7 @@ def plan(p: Plan, call: NGram) -> tuple[Slot, Slot]:
         "n-gram embedding",
         module.grid(tiling, n_batches, n_tokens, heads if call.concat else 1),
         reads={
-            **p.fields(call, "ids", "multipliers", "sizes", "offsets"),
-            "p_history": before,
+            **p.fields(call, "ids", "history", "multipliers", "sizes", "offsets"),
             "p_table": as_bits(p, table) if call.concat else table,
         },
         writes={"p_out": as_bits(p, out) if call.concat else out, "p_rows": rows},
@@ -183,7 +181,6 @@ def plan(p: Plan, call: NGram) -> tuple[Slot, Slot]:
         flags={
             "CONTEXT": context,
             "HEADS": heads // context,
-            "HISTORY": call.history is not None,
             "ADD": call.add,
             "CONCAT": call.concat,
             "OWN": call.multipliers.dim() == 2,

@@ -26,7 +26,6 @@ _INDEX = 8  # bytes
 @triton.jit
 def load_tokens(
     p_ids, p_history, i_place, i_batch, i_token, n_left, o_m, eos, SHIFT: tl.constexpr, CONTEXT: tl.constexpr,
-    HISTORY: tl.constexpr,
 ):  # fmt: skip
     """int32 [BLOCK_M]: the ids SHIFT places before each token of a tile; before the first the history, or EOS."""
     p_source = p_ids + i_place - SHIFT
@@ -39,7 +38,7 @@ def load_tokens(
     if SHIFT > 0:
         i_source = i_token - SHIFT
         m_before = (o_m + i_source).to(tl.float32) < 0
-        if HISTORY:
+        if p_history is not None:
             p_before = p_history + i_batch * CONTEXT + CONTEXT + i_source
             b_id = tl.where(m_before, tl.load(p_before + o_m, mask=o_m < -i_source, other=0).to(tl.int32), b_id)
         else:
@@ -81,11 +80,11 @@ def mix(b_0, b_1, b_2, b_3, b_4, b_5, b_id, p_multiplier, ADD: tl.constexpr):
 @triton.jit
 def mix_tokens(
     b_near, b_0, b_1, b_2, b_3, b_4, b_5, p_ids, p_history, p_multipliers, i_place, i_batch, i_token, n_left, o_m, eos, fill,
-    FIRST: tl.constexpr, STOP: tl.constexpr, CONTEXT: tl.constexpr, HISTORY: tl.constexpr, ADD: tl.constexpr,
+    FIRST: tl.constexpr, STOP: tl.constexpr, CONTEXT: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """Mixes in the ids FIRST to STOP - 1 places before each token. b_near: 0 where EOS stands between."""
     for k in tl.static_range(FIRST, STOP):
-        b_id = load_tokens(p_ids, p_history, i_place, i_batch, i_token, n_left, o_m, eos, k, CONTEXT, HISTORY)
+        b_id = load_tokens(p_ids, p_history, i_place, i_batch, i_token, n_left, o_m, eos, k, CONTEXT)
         if k > 0:
             b_near = tl.where((b_id - eos).to(tl.float32) == 0.0, 0.0, b_near)
             b_id = tl.where(b_near == 0.0, fill, b_id)
@@ -142,7 +141,7 @@ def store_rows(p_out, b_rows, s_out, o_m, n_left, o_col, TILES: tl.constexpr):
 @triton.jit(do_not_specialize=["n_batches", "n_tokens", "n_rows", "eos", "fill"])
 def ngram_rows_kernel(
     p_ids,  # [n_batches, n_tokens]
-    p_history,  # [n_batches, CONTEXT]: the ids before those
+    p_history,  # [n_batches, CONTEXT]: the ids before those; None: EOS stands there
     p_multipliers,  # int64 [CONTEXT + 1], where OWN [CONTEXT * HEADS, CONTEXT + 1]
     p_sizes,  # int64 [CONTEXT * HEADS]
     p_offsets,  # int64 [CONTEXT * HEADS]
@@ -156,7 +155,7 @@ def ngram_rows_kernel(
     TILES: tl.constexpr,  # whether the rows of a tile of tokens move at once; else a tile is one token
     CONTEXT: tl.constexpr,
     HEADS: tl.constexpr,  # of an n-gram
-    HISTORY: tl.constexpr, ADD: tl.constexpr,
+    ADD: tl.constexpr,
     OWN: tl.constexpr,  # each head has multipliers of its own
     CONCAT: tl.constexpr,  # elements are bits then, integers of their size
     NAN: tl.constexpr,  # the bits of a NaN
@@ -189,7 +188,7 @@ def ngram_rows_kernel(
         if not OWN:
             b_near, b_0, b_1, b_2, b_3, b_4, b_5 = mix_tokens(
                 b_one, b_zero, b_zero, b_zero, b_zero, b_zero, b_zero, p_ids, p_history, p_multipliers, i_place, i_batch,
-                i_token, n_left, o_m, eos, fill, 0, 1, CONTEXT, HISTORY, ADD,
+                i_token, n_left, o_m, eos, fill, 0, 1, CONTEXT, ADD,
             )  # fmt: skip
         if not CONCAT:
             if TILES:
@@ -200,14 +199,14 @@ def ngram_rows_kernel(
             if not OWN:
                 b_near, b_0, b_1, b_2, b_3, b_4, b_5 = mix_tokens(
                     b_near, b_0, b_1, b_2, b_3, b_4, b_5, p_ids, p_history, p_multipliers, i_place, i_batch, i_token, n_left,
-                    o_m, eos, fill, k, k + 1, CONTEXT, HISTORY, ADD,
+                    o_m, eos, fill, k, k + 1, CONTEXT, ADD,
                 )  # fmt: skip
             for h in tl.range((k - 1) * HEADS, k * HEADS):
                 if OWN:
                     _, b_0, b_1, b_2, b_3, b_4, b_5 = mix_tokens(
                         b_one, b_zero, b_zero, b_zero, b_zero, b_zero, b_zero, p_ids, p_history,
                         p_multipliers + h * (CONTEXT + 1), i_place, i_batch, i_token, n_left, o_m, eos, fill,
-                        0, k + 1, CONTEXT, HISTORY, ADD,
+                        0, k + 1, CONTEXT, ADD,
                     )  # fmt: skip
                 i_size, i_offset = tl.load(p_sizes + h), tl.load(p_offsets + h)
                 # Whether the table has the rows of this head.

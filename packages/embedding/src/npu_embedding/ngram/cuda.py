@@ -16,14 +16,12 @@ from ..rows import RowShape
 
 
 @triton.jit
-def load_tokens(
-    p_ids, p_history, o_place, n, n_tokens, eos, SHIFT: tl.constexpr, CONTEXT: tl.constexpr, HISTORY: tl.constexpr
-):
+def load_tokens(p_ids, p_history, o_place, n, n_tokens, eos, SHIFT: tl.constexpr, CONTEXT: tl.constexpr):
     """int64 [BLOCK_M]: the ids SHIFT places before each token; before the first the history, or EOS."""
     i_batch = o_place // n_tokens
     i_source = o_place - i_batch * n_tokens - SHIFT
     b_id = tl.load(p_ids + o_place - SHIFT, mask=(o_place < n) & (i_source >= 0), other=eos).to(tl.int64)
-    if HISTORY and SHIFT > 0:
+    if (p_history is not None) and SHIFT > 0:
         p_before = p_history + i_batch * CONTEXT + CONTEXT + i_source
         b_before = tl.load(p_before, mask=(o_place < n) & (i_source < 0), other=eos).to(tl.int64)
         b_id = tl.where(i_source < 0, b_before, b_id)
@@ -32,14 +30,14 @@ def load_tokens(
 
 @triton.jit
 def mixed_tokens(
-    p_ids, p_history, p_factors, o_place, n, n_tokens, n_terms, eos, fill, CONTEXT: tl.constexpr, HISTORY: tl.constexpr,
+    p_ids, p_history, p_factors, o_place, n, n_tokens, n_terms, eos, fill, CONTEXT: tl.constexpr,
     ADD: tl.constexpr,
 ):  # fmt: skip
     """int64 [BLOCK_M]: products of the n_terms ids that end with each token and factors, added or by exclusive or."""
-    b_mixed = load_tokens(p_ids, p_history, o_place, n, n_tokens, eos, 0, CONTEXT, HISTORY) * tl.load(p_factors)
+    b_mixed = load_tokens(p_ids, p_history, o_place, n, n_tokens, eos, 0, CONTEXT) * tl.load(p_factors)
     m_apart = o_place < 0  # EOS stands between
     for k in tl.static_range(1, CONTEXT + 1):
-        b_id = load_tokens(p_ids, p_history, o_place, n, n_tokens, eos, k, CONTEXT, HISTORY)
+        b_id = load_tokens(p_ids, p_history, o_place, n, n_tokens, eos, k, CONTEXT)
         m_apart = m_apart | (b_id == eos)
         b_term = tl.where(m_apart, fill, b_id) * tl.load(p_factors + k)
         b_mixed = tl.where(k < n_terms, b_mixed + b_term if ADD else b_mixed ^ b_term, b_mixed)
@@ -58,23 +56,11 @@ def find_rows(b_mixed, p_sizes, p_offsets, i_head, n_rows):
 
 @triton.jit(do_not_specialize=["n", "n_tokens", "n_rows", "eos", "fill"])
 def ngram_rows_kernel(
-    p_ids,  # [n / n_tokens, n_tokens]
-    p_history,  # [n / n_tokens, CONTEXT]: the ids before those
-    p_multipliers,  # int64 [CONTEXT + 1], where OWN [CONTEXT * HEADS, CONTEXT + 1]
-    p_sizes,  # int64 [CONTEXT * HEADS]
-    p_offsets,  # int64 [CONTEXT * HEADS]
-    p_table,  # [n_rows, N]
-    p_out,  # [n, CONTEXT * HEADS, N] where CONCAT, else [n, N]
-    p_rows,  # int32 [CONTEXT * HEADS, n]
-    n, n_tokens, n_rows, eos,
-    fill,  # in place of EOS and what stands before it
-    s_table,
-    N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, CONTEXT: tl.constexpr,
-    HEADS: tl.constexpr,  # of an n-gram
-    HISTORY: tl.constexpr, ADD: tl.constexpr,
-    OWN: tl.constexpr,  # each head has multipliers of its own
-    CONCAT: tl.constexpr,  # elements are bits then, integers of their size
-    NAN: tl.constexpr,  # the bits of a NaN
+    # As those of Ascend's kernel; n: tokens of all sequences.
+    p_ids, p_history, p_multipliers, p_sizes, p_offsets, p_table, p_out, p_rows,
+    n, n_tokens, n_rows, eos, fill, s_table,
+    N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, CONTEXT: tl.constexpr, HEADS: tl.constexpr,
+    ADD: tl.constexpr, OWN: tl.constexpr, CONCAT: tl.constexpr, NAN: tl.constexpr,
 ):  # fmt: skip
     """Finds the rows of the table that n-grams hash to, and copies them (CONCAT) or adds those of a token.
 
@@ -93,7 +79,7 @@ def ngram_rows_kernel(
         if OWN:
             p_factors += i_head * (CONTEXT + 1)
         n_terms = i_head // HEADS + 2
-        b_mixed = mixed_tokens(p_ids, p_history, p_factors, o_place, n, n_tokens, n_terms, eos, fill, CONTEXT, HISTORY, ADD)
+        b_mixed = mixed_tokens(p_ids, p_history, p_factors, o_place, n, n_tokens, n_terms, eos, fill, CONTEXT, ADD)
         b_row = find_rows(b_mixed, p_sizes, p_offsets, i_head, n_rows)
         tl.store(p_rows + n.to(tl.int64) * i_head + o_place, b_row.to(tl.int32), mask=o_place < n)
         p_tile = p_table + tl.maximum(b_row, 0)[:, None] * s_table + o_col[None, :]

@@ -4,7 +4,7 @@ From the targets alone come columns, class weights and factors; from statistics 
 of parts of the vocabulary are joined.
 
 A tile is BLOCK_M rows; programs stride over the tiles. Sums over rows are kept for every lane and reduced once. One program
-stores the result (LAST); several store a row of partial sums each, which one more launch adds, in the same order every time.
+stores the result; several store a row of partial sums each, which one more launch adds, in the same order every time.
 Numbers are compared in fp32: compares of integers are loops over elements on Ascend.
 """
 
@@ -107,18 +107,18 @@ def cross_entropy_targets_kernel(
     p_divisor,  # one number
     p_columns,  # int32 [rows]: the target, NO_COLUMN outside of the vocabulary, IGNORED
     p_target_weight,  # fp32 [rows]; with class weights
-    p_factors,  # fp32 [2, PARTIAL_WIDTH]; LAST
-    p_unfinished,  # fp32 [3]; LAST
-    # fp32 [programs, PARTIAL_WIDTH], not LAST: rows that count, the sum of their class weights, of all, and of their sizes.
+    p_factors, p_unfinished,  # fp32 [2, PARTIAL_WIDTH] and [3]; without partial sums
+    # fp32 [programs, PARTIAL_WIDTH]: rows that count, the sum of their class weights, of all, and of their sizes; None: one
+    # program has all rows
     p_partials,
     n_rows, ignore_index, vocab_size,
     first,  # the column of the vocabulary that the first class weight is of
     n_weights, unscale,
     BLOCK_M: tl.constexpr,
     SMALL_INDEX: tl.constexpr,  # fp32 counts beyond ignore_index
-    SMOOTHED: tl.constexpr, MEAN: tl.constexpr, LAST: tl.constexpr,
+    SMOOTHED: tl.constexpr, MEAN: tl.constexpr,
 ):  # fmt: skip
-    """Columns and class weights of rows from their targets; factors of the losses, or (not LAST) sums for them."""
+    """Columns and class weights of rows from their targets; factors of the losses, or partial sums for them."""
     # lint: allow scalar-loop: the class weight of a target comes from wherever it is
     # lint: allow short-transfer: loads of single class weights dominate the time; many programs share them
     o_row = tl.arange(0, BLOCK_M)
@@ -162,7 +162,7 @@ def cross_entropy_targets_kernel(
     weighted, weight_size = count, count
     if p_class_weight is not None:
         weighted, weight_size = tl.sum(b_weights), tl.sum(b_sizes)
-    if LAST:
+    if p_partials is None:
         store_factors(
             count, weighted, total, weight_size, p_divisor, p_factors, p_unfinished, unscale, MEAN,
             p_class_weight is not None
@@ -209,13 +209,13 @@ def cross_entropy_losses_kernel(
     p_predicted,  # int64 [rows]
     p_lse,  # fp32 [rows]
     p_entropy,  # fp32 [rows]
-    p_partials,  # fp32 [programs, PARTIAL_WIDTH]: loss, z-loss, rows whose largest logit is the target's; not LAST
+    p_partials,  # fp32 [programs, PARTIAL_WIDTH]: loss, z-loss, rows whose largest logit is the target's; None: as above
     n_rows, s_statistics, vocab_size,
     smoothing,  # None: there is none
     z_scale,  # None: there is no z-loss
-    BLOCK_M: tl.constexpr, TOKEN_SCALING: tl.constexpr, REDUCED: tl.constexpr, LAST: tl.constexpr,
+    BLOCK_M: tl.constexpr, TOKEN_SCALING: tl.constexpr, REDUCED: tl.constexpr,
 ):  # fmt: skip
-    """Losses and other outputs of rows from their statistics; reduced outputs as numbers or (not LAST) as partial sums."""
+    """Losses and other outputs of rows from their statistics; reduced outputs as numbers or as partial sums."""
     # lint: allow nan-maximum: one number a row, of which a core has a few thousand
     # lint: allow short-transfer: one number a row; tiles of 1024 rows leave rows for more cores
     o_row = tl.arange(0, BLOCK_M)
@@ -280,7 +280,7 @@ def cross_entropy_losses_kernel(
                 tl.store(p_predicted + i_row + o_row, tl.where(m_counted, b_inside, -1.0).to(tl.int64), mask=m_row)
     if REDUCED or (p_accuracy is not None):
         loss, z_loss, right = tl.sum(b_losses), tl.sum(b_z_losses), tl.sum(b_rights)
-        if LAST:
+        if p_partials is None:
             store_sums(loss, z_loss, right, p_factors, p_loss, p_z_loss, p_accuracy, REDUCED)
         else:
             p_partial = p_partials + tl.program_id(0) * PARTIAL_WIDTH
@@ -521,7 +521,7 @@ def target_facts(
         reads={"p_target": target, "p_class_weight": class_weight, "p_divisor": divisor},
         writes={"p_columns": columns, "p_target_weight": target_weight, **written, "p_partials": partials},
         sizes={**sizes, "first": options.vocab_first, "n_weights": weights, **unscale},
-        flags={**flags, "LAST": partials is None},
+        flags=flags,
     )
     if partials is not None:
         if is_exchanged:
@@ -565,7 +565,7 @@ def losses(p: Plan, facts: TargetFacts, statistics: Any, options: Options, outpu
             "smoothing": options.label_smoothing or None,
             "z_scale": options.lse_square_scale if options.lse_square_scale or options.return_z_loss else None,
         },
-        flags={"TOKEN_SCALING": options.token_scaling, "REDUCED": is_reduced, "LAST": partials is None},
+        flags={"TOKEN_SCALING": options.token_scaling, "REDUCED": is_reduced},
     )
     if partials is not None:
         p.launch_over(
