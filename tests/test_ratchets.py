@@ -14,7 +14,7 @@ from tools.workspace import ROOT, read_packages
 
 # Of the sources of a package: files, lines, and of an operator the share of its lines that is device code, in hundredths.
 MOST = {
-    "npu_tiling": (20, 5886, 0),
+    "npu_tiling": (20, 5884, 0),
     "rms_norm": (23, 5022, 17),
     "embedding": (22, 5334, 27),
     "attn_res": (29, 6858, 21),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import npu_tiling
 import pytest
 import torch
-from npu_tiling import arguments, plans
+from npu_tiling import arguments, operators, plans
 from npu_tiling import chips as detection
 from npu_tiling import launch as fallback
 from npu_tiling.calls import Empty, Size, are_aligned
@@ -408,12 +408,12 @@ def test_launches_reach_views(launches, monkeypatch, by_address):
             p.launch(scale_kernel, "scale", 1, reads={"p_x": source}, writes={"p_y": into}, sizes=sizes)
         return y, None
 
-    class Writer(plans._Writer):
+    class Writer(operators._Writer):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             self._by_address = by_address
 
-    monkeypatch.setattr(plans, "_Writer", Writer)
+    monkeypatch.setattr(operators, "_Writer", Writer)
     operator = Operator(LIBRARY, f"halves_{by_address}", Scaled, ["y", "z"], plan=halves, reference=reference)
     for x in [torch.randn(8), torch.randn(24)[16:]] * 3:
         assert torch.equal(operator(Scaled(x, None, 3.0, False))[0], 3 * x)
@@ -598,7 +598,7 @@ def test_a_launch_may_be_given_tuples_of_slots(launches, by_address):
     )
     call = DirectCall(lambda grid, _, __, stream, *arguments: given.extend(arguments), lambda index: 0, (), ())
     tensors = torch.empty(4), torch.empty(4)
-    writer = plans._Writer(plan, torch.device("cpu"), [2])
+    writer = operators._Writer(plan, torch.device("cpu"), [2])
     writer._by_address = by_address
     writer.function(iter([(call, ())]))([*tensors])
     first, second = (tensor.data_ptr() for tensor in tensors) if by_address else tensors

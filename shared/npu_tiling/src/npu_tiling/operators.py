@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import pkgutil
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,9 @@ from torch import Tensor
 from . import launch as launching
 from .calls import ALIGNMENT, IS_ALIGNED, IS_PLAIN, UNALIGNED, Signature, are_aligned, device_of, flat
 from .chips import Device, device_for, is_overridden
-from .dispatch import OperatorLibrary, count_dispatch_modes, is_unobserved, needs_gradient
-from .plans import Plan, compile_plan, is_direct, run_plan
+from .dispatch import OperatorLibrary, allocator, count_dispatch_modes, is_unobserved, needs_gradient
+from .launch import current_device
+from .plans import Distance, Given, Launch, Neighbours, New, Plan, Reached, Slot, Torch, View, run_plan, slots_in
 
 _MOST_KEYS = 1024
 _MOST_STEPS = 128  # of a plan that becomes a function: to write it costs more than steps of so long a plan
@@ -241,7 +242,8 @@ class Operator:
             if function is not None:
                 self._functions[key] = function
         else:
-            plan.is_direct = is_direct(plan, device_of(tensors))
+            device = device_of(tensors)
+            plan.is_direct = all(_direct_call(step, device) is not None for step in plan.launches)
 
 
 def _without_autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
@@ -254,3 +256,183 @@ def _without_autocast(device: torch.device) -> contextlib.AbstractContextManager
 def _call(run: Callable[..., Any], *arguments: Any) -> Any:
     """What runs until `autograd` sets something else."""
     return run(*arguments)
+
+
+# A Python function of a plan.
+
+
+def compile_plan(plan: Plan, tensors: Sequence[Tensor | None], lengths: Sequence[int | None]) -> Callable[..., Any] | None:
+    """Makes a Python function of an operator's arguments that runs a plan's steps without any decision.
+
+    The function returns the results: one by itself, else a tuple. While the tensors' device is not the current one, a
+    profiler watches launches, or autocast would cast what PyTorch computes, it does nothing and returns None.
+
+    Args:
+        plan: the plan.
+        tensors: the call's, those of lists one by one; None for None.
+        lengths: for each argument of the operator how many tensors it has if it is a list of them, else None.
+
+    Returns:
+        The function; None where a kernel of the plan needs Triton's JIT, or tensors lie on several devices.
+    """
+    given = [tensor for tensor in tensors if tensor is not None]
+    device = given[0].device
+    calls = [_direct_call(step, device) for step in plan.launches]
+    if None in calls or any(tensor.device != device for tensor in given):
+        return None
+    return _Writer(plan, device, lengths).function(iter(calls))
+
+
+def _direct_call(step: Launch, device: torch.device) -> Any:
+    """How to call the compiled kernel, and who watches launches; None where the launch needs Triton's JIT."""
+    if any(slot.start * slot.dtype.itemsize % ALIGNMENT for slot in slots_in(step.slots)):
+        return None
+    dtypes = [_dtype(each) for each in step.slots]
+    return step.kernels.direct_call(step.module, step.kernel, step.decision, step.grid, device, dtypes, step.numbers)
+
+
+def _dtype(given: Given) -> Any:
+    if given is None:
+        return None
+    if isinstance(given, tuple):
+        return given[0].dtype if type(given) is Reached else tuple([slot.dtype for slot in given])
+    return (given.dtype, *given.block) if given.block else given.dtype
+
+
+class _Writer:
+    """Writes a plan as the text of a function in Python.
+
+    The text has names for all constants (c0, c1, ...), sizes too: plans with the same steps share a text. In it t0, t1, ...
+    are tensors by the number of their slot, l0, l1, ... the operator's lists of tensors, and o0, o1, ... its options, which
+    it does not read.
+    """
+
+    def __init__(self, plan: Plan, device: torch.device, lengths: Sequence[int | None]) -> None:
+        self._plan, self._device, self._lengths = plan, device, lengths
+        self._values: list[Any] = []
+        self._starts: dict[int, str] = {}  # names of addresses that distances begin at
+        self._by_address = device.type == "cuda"  # Triton's launcher takes addresses, that of triton-ascend tensors
+        made = [
+            each.made if isinstance(each, Torch) else () if isinstance(each, Launch) else each.slot for each in plan.steps
+        ]
+        self._memory = {slot.number: slot for slot in slots_in((plan.arguments, made))}
+
+    def function(self, calls: Iterator[Any]) -> Callable[..., Any]:
+        """The function. `calls` gives a DirectCall and its watchers for each launch of the plan, in order."""
+        parameters, lines = self._parameters()
+        watchers: dict[int, Any] = {}
+        index, empty = self._name(self._device.index), self._name(allocator(self._device))
+        for step, ended in zip(self._plan.steps, self._plan.last_uses(by_address=self._by_address), strict=True):
+            if isinstance(step, (New, View)) and step.slot.number in ended:
+                continue
+            names = [f"t{number}" for number in ended]
+            if isinstance(step, New):
+                shape, strides, dtype = map(self._name, (step.slot.shape, step.slot.strides, step.slot.dtype))
+                line = f"t{step.slot.number} = {empty}({shape}, {strides}, {dtype})"
+            elif isinstance(step, View):
+                line = f"t{step.slot.number} = {self._view(step.slot)}"
+            elif isinstance(step, Torch):
+                made = ", ".join("_" if slot is None else f"t{slot.number}" for slot in step.made)
+                names += ["_"] * (None in step.made)
+                given = ", ".join(map(self._spell, step.arguments))
+                line = f"{made}{' = ' * bool(made)}{self._name(step.function)}({given})"
+            else:
+                call, watching = next(calls)
+                watchers[id(watching)] = watching
+                tensors = map(self._address if self._by_address else self._spell, step.slots)
+                lines += self._starts_of(step)
+                values = [*map(self._spell, call.handles), *tensors, *map(self._spell, (*step.numbers, *call.rest))]
+                stream = f"{self._name(call.stream_of)}({index})"
+                line = f"{self._name(call.run)}({self._name(step.grid)}, 1, 1, {stream}, {', '.join(values)})"
+            lines.append(line + (f"; del {', '.join(names)}" if names else ""))
+        current = current_device(self._device.type)
+        conditions = [] if current is None else [f"{self._name(current)}() != {index}"]
+        conditions += [self._name(each) for each in watchers.values()]
+        if any(type(step) is Torch for step in self._plan.steps) and self._device.type != "meta":
+            conditions.append(f"{self._name(torch.is_autocast_enabled)}({self._name(self._device.type)})")
+        first = [f"if {' or '.join(conditions)}: return None"] if conditions else []
+        results = [self._spell(each) for each in self._plan.results]
+        last = f"return {results[0]}" if len(results) == 1 else f"return ({', '.join(results)})"
+        body = "\n  ".join([f"def run({', '.join(parameters)}):", *first, *lines, last])
+        constants = ", ".join(f"c{i}" for i in range(len(self._values)))
+        run: Callable[..., Any] = _maker(f"def make({constants}):\n {body}\n return run")(*self._values)
+        return run
+
+    def _parameters(self) -> tuple[list[str], list[str]]:
+        """The function's parameters, and lines that take lists apart."""
+        parameters: list[str] = []
+        lines: list[str] = []
+        number = 0
+        for i, length in enumerate(self._lengths):
+            if length is None:
+                parameters.append(f"t{number}" if number < len(self._plan.arguments) else f"o{i}")
+                number += 1
+                continue
+            parameters.append(f"l{i}")
+            if length:
+                lines.append(f"{', '.join(f't{number + j}' for j in range(length))}, = l{i}")
+            number += length
+        return parameters, lines
+
+    def _name(self, value: Any) -> str:
+        """A new name for a constant."""
+        self._values.append(value)
+        return f"c{len(self._values) - 1}"
+
+    def _spell(self, value: Any) -> str:
+        """A slot, slots, None or a constant as the text has it."""
+        kind = type(value)
+        if kind is Distance:
+            return f"({self._start(value.to)} - {self._starts[value.first.number]}) // {value.itemsize}"
+        if kind is list or kind is tuple:
+            text = "".join(f"{self._spell(each)}, " for each in value)
+            return f"[{text}]" if kind is list else f"({text})"
+        if hasattr(kind, "_fields") and slots_in(value):
+            return f"{self._name(kind)}({', '.join(map(self._spell, value))})"
+        if kind is Reached and self._device.type == "cpu":  # as `_filled` has them
+            return f"{self._name(Neighbours)}(({''.join(f'{self._spell(each)}, ' for each in value)}))"
+        if kind is Reached:
+            value, kind = value[0], Slot
+        return f"t{value.number}" if kind is Slot else "None" if value is None else self._name(value)
+
+    def _starts_of(self, step: Launch) -> list[str]:
+        """Lines that note the addresses at which a launch's distances begin."""
+        firsts = [each.first for each in step.numbers if type(each) is Distance]
+        new = {slot.number: slot for slot in firsts if slot.number not in self._starts}
+        self._starts |= {number: f"a{number}" for number in new}
+        return [f"a{number} = {self._start(slot)}" for number, slot in new.items()]
+
+    def _start(self, slot: Slot) -> str:
+        return self._address(slot) if self._by_address else f"t{slot.number}.data_ptr()"
+
+    def _address(self, slot: Given) -> str:
+        if slot is None:
+            return "None"
+        if isinstance(slot, tuple):
+            return self._address(slot[0]) if type(slot) is Reached else f"({''.join(f'{self._address(e)}, ' for e in slot)})"
+        if slot.block:
+            return self._spell(slot)
+        start = slot.start * slot.dtype.itemsize
+        return f"t{slot.base}.data_ptr()" + (f" + {self._name(start)}" if start else "")
+
+    def _view(self, slot: Slot) -> str:
+        shape, strides, start = map(self._name, (slot.shape, slot.strides, slot.start))
+        base = own = f"t{slot.base}"
+        memory, is_argument = self._memory[slot.base], slot.base < len(self._plan.arguments)
+        if memory.dtype != slot.dtype:
+            flat = "" if memory.dtype.itemsize == slot.dtype.itemsize else ".view(-1)"  # as `_with_dtype`
+            base = f"{base}{flat}.view({self._name(slot.dtype)})"
+            if (memory.shape, memory.strides, 0) == (slot.shape, slot.strides, slot.start):
+                return base
+            if is_argument:  # which `own` keeps no longer than its caller does
+                base, own = f"(own := {base})", "own"
+        return f"{base}.as_strided({shape}, {strides}, {f'{own}.storage_offset() + ' * is_argument}{start})"
+
+
+@functools.lru_cache(maxsize=4096)
+def _maker(text: str) -> Callable[..., Any]:
+    """The function `make` of a text: it takes the constants and returns the function of a plan."""
+    scope: dict[str, Any] = {}
+    exec(text, scope)
+    make: Callable[..., Any] = scope["make"]
+    return make
