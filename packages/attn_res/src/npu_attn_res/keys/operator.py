@@ -1,8 +1,6 @@
-"""The operators of `attn_res_keys`: records, definition and autograd function.
+"""The operators of `attn_res_keys`: records, definition in fp32 (fp64 for fp64 input) and autograd function.
 
-    n_i = v_i / sqrt(mean(v_i^2) + eps)        alpha_q = softmax_i(<g_q, n_i>)        h_q = sum_i alpha_qi n_i
-
-in fp32 (fp64 for fp64 input). Its gradients: plans.py.
+Formulas: plans.py.
 """
 
 from __future__ import annotations

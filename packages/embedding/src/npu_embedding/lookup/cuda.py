@@ -1,8 +1,6 @@
 """The look-up and the gradient's sums on CUDA: kernels, tables of their blocks, and their steps of a plan.
 
-Look-up. A tile is BLOCK_M indices by BLOCK_N columns. Elements are bits there: integers of their size, whatever they mean.
-
-    out[i] = weight[index[i] - first_row]   -0.0 where the index lies in another shard   NaN where no shard has it
+Look-up, as ascend.py has it: a tile is BLOCK_M indices by BLOCK_N columns, whose elements are bits.
 
 Gradient of sorted indices. `sorted` are rows of the table in ascending order, of which the first `inside` have a gradient;
 `order` says where each of them stood. The sorted positions are cut in `n_chunks` chunks of equal length, so that the work is

@@ -146,7 +146,8 @@ def _check_tensors(ids: Tensor, table: Tensor, history: Tensor | None, ngram_siz
 
 def plan(p: Plan, call: NGram) -> tuple[Slot, Slot]:
     """The rows that are found, and their numbers, int32 [H, B, T], -1 where the table has none: one launch."""
-    from . import ascend, cuda  # modules of kernels import Triton
+    from ..lookup.cuda import gather_tiling  # modules of kernels import Triton
+    from . import ascend, cuda
 
     (n_rows, width), heads, context = call.table.shape, call.sizes.numel(), call.multipliers.shape[-1] - 1
     if n_rows >= _MAX_ROWS:
@@ -156,11 +157,13 @@ def plan(p: Plan, call: NGram) -> tuple[Slot, Slot]:
         return out, fill(p, rows, -1)
     if not n_rows:  # a kernel takes no tensor without elements
         return fill(p, out, torch.nan), fill(p, rows, -1)
-    module: Any = cuda if p.chip.kind == "cuda" else ascend
+    on_cuda = p.chip.kind == "cuda"
     table, (n_batches, n_tokens) = dense_rows(p, call.table), call.ids.shape
     shape = RowShape(width=width, itemsize=table.dtype.itemsize, device=p.chip)
-    tiling = p.decide("n-gram embedding", module.choose(shape, call.concat))
-    count = {"n": n_batches * n_tokens} if p.chip.kind == "cuda" else {"n_batches": n_batches}
+    chosen = gather_tiling(shape) if on_cuda else ascend.choose(shape, call.concat)
+    tiling = p.decide("n-gram embedding", chosen)
+    count = {"n": n_batches * n_tokens} if on_cuda else {"n_batches": n_batches}
+    module: Any = cuda if on_cuda else ascend
     p.launch(
         module.ngram_rows_kernel,
         "n-gram embedding",

@@ -1,9 +1,4 @@
-"""The n-gram look-up on CUDA: the kernel, its blocks and its grid.
-
-    row[h, i] = offsets[h] + (mix over k of token[i - k] * multipliers[k]) mod sizes[h]
-
-Products and remainders are those of 64-bit integers.
-"""
+"""The n-gram look-up on CUDA, as ascend.py has it: the kernel and its grid. Integers of 64 bits are its own here."""
 
 from math import ceil
 
@@ -11,8 +6,6 @@ from npu_tiling.device import tl, triton
 from npu_tiling.launch import CountTiling
 
 from ..formula import column_block
-from ..lookup.cuda import gather_tiling
-from ..rows import RowShape
 
 
 @triton.jit
@@ -93,11 +86,6 @@ def ngram_rows_kernel(
             b_sum += b_rows.to(tl.float32)
     if not CONCAT:
         tl.store(p_out + o_place[:, None] * N + o_col[None, :], b_sum.to(p_out.dtype.element_ty), mask=m_tile)
-
-
-def choose(shape: RowShape, concat: bool) -> CountTiling:
-    """Blocks of the look-up."""
-    return gather_tiling(shape)
 
 
 def grid(tiling: CountTiling, n_batches: int, n_tokens: int, heads: int) -> int:
