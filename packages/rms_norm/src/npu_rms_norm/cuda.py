@@ -1,7 +1,7 @@
 """CUDA: forward and backward of rows that a program holds in registers, and which kernel, tile and grid a call takes.
 
-The first row of FORWARD or BACKWARD that a shape matches decides; it may name a kernel of wide.py. Both were measured on an
-H200, with the shapes of the documentation's tables. Formulas: formula.py.
+The first row of FORWARD_RULES or BACKWARD_RULES that a shape matches decides; it may name a kernel of wide.py. Both were
+measured on an H200, with the shapes of the documentation's tables. Formulas: formula.py.
 
 A tile has M rows in CHUNKS chunks of BLOCK_N columns, a power of two, as stock
 Triton asks: a row of 2560 columns is five chunks of 512, and not one block of 4096 of which a third is padding. Rows lie on
@@ -484,7 +484,7 @@ _ALONE = "one program a core: rows of two evict each other before the second rea
 #   gated        65536 x 512    98.5, tile 2048 with 8 warps 104      131072 x 128   53.8, tile 1024 54.9
 #                32768 x 1024   96.3, tile 2048 with 8 warps 101; with a bias 104, 114
 # fmt: off
-FORWARD = (
+FORWARD_RULES = (
     #    traits                         columns kernel   size     warps     per core      capped
     _row(GATED,                         1024,  "rows",   1024,    4,        ALL_TILES,    False, _SEVERAL),
     _row(GATED | ONE_CHUNK,             4096,  "rows",   4096,    4,        ALL_TILES,    False, _ONCE),
@@ -503,7 +503,7 @@ FORWARD = (
     _row(ANY,                           16384, "wide",   4096,    16,       ALL_TILES,    False, _CACHED),
     _row(ANY,                           END,   "wide",   1 / 4,   32,       1,            True,  _ALONE),
 )
-BACKWARD = (
+BACKWARD_RULES = (
     #    traits                         columns kernel   size     warps     per core      capped
     _row(GATED,                         32,    "rows",   2048,    8,        3,            False, _SEVERAL),
     _row(ANY,                           32,    "rows",   4096,    8,        3,            False, _SEVERAL),
@@ -522,7 +522,7 @@ BACKWARD = (
     _row(ANY,                           END,   "shared", SHARE_COLUMNS, 2,  8,            True,  _TOGETHER),
 )
 # For `qk_backward_kernel`, which `choose` never takes: see qk.py.
-QK_BACKWARD = _row(ANY, 1024, "rows", 2048, 4, 5, True, "q, k and v share a launch")
+QK_BACKWARD_RULE = _row(ANY, 1024, "rows", 2048, 4, 5, True, "q, k and v share a launch")
 # fmt: on
 
 MIN_CHUNK = 256  # columns of a chunk: the loop over chunks is unrolled, so more chunks are more code
@@ -547,7 +547,7 @@ class CudaTiling(RowTiling):
     """How one direction runs on CUDA. Where a row is in chunks, `columns` are those of a chunk.
 
     Attributes:
-        rule: the row of FORWARD or BACKWARD.
+        rule: the row of FORWARD_RULES or BACKWARD_RULES.
         warps: of a program.
         per_core: programs resident on a core at once.
         order: how the kernel numbers rows: ORDER of this module or, for "wide" and "shared", of wide.py.
@@ -645,7 +645,7 @@ def choose(shape: Shape, device: Device) -> CudaTiling:
     traits = IN_CHUNKS | (ONE_CHUNK if chunks == 1 else CHUNKS)
     traits |= (GATED if shape.gated else ANY) | (QUANTISED if shape.quantised else ANY)
     traits |= (ANY if shape.residual_itemsize else ALONE) | (ANY if is_shareable else UNSHAREABLE)
-    for rule in BACKWARD if shape.backward else FORWARD:
+    for rule in BACKWARD_RULES if shape.backward else FORWARD_RULES:
         columns = chunk * chunks if IN_CHUNKS in rule.traits else padded
         if columns <= rule.columns and rule.traits in traits:
             break

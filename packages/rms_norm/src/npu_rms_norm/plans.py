@@ -146,7 +146,7 @@ def layout_by_head(sizes: Sequence[int], strides: Sequence[tuple[int, ...]]) -> 
     return RowLayout(sizes[-2], rows.n_inner, pairs)
 
 
-FORWARD = "rms_norm forward"
+FORWARD_NAME = "rms_norm forward"
 
 
 def forward(p: Plan, call: Forward) -> tuple[Slot | None, ...]:
@@ -162,11 +162,11 @@ def forward(p: Plan, call: Forward) -> tuple[Slot | None, ...]:
     if rows.copied:
         tensors = {name: p.contiguous(each) for name, each in tensors.items()}
     weight, bias = p.contiguous(call.weight), p.contiguous(call.bias)
-    tiling = p.decide(FORWARD, rows.tiling)
+    tiling = p.decide(FORWARD_NAME, rows.tiling)
     of_chip = cuda if p.chip.kind == "cuda" else ascend
     p.launch(
         forward_wide_kernel if tiling.kernel == "wide" else of_chip.forward_kernel,
-        FORWARD,
+        FORWARD_NAME,
         tiling.grid,
         reads={f"p_{name}": each for name, each in tensors.items()} | {"p_weight": weight, "p_bias": bias},
         writes={f"p_{name}": each for name, each in results.items()},
@@ -176,7 +176,7 @@ def forward(p: Plan, call: Forward) -> tuple[Slot | None, ...]:
     return y, total, fp32, rstd, p.contiguous(scale)
 
 
-BACKWARD = "rms_norm backward"
+BACKWARD_NAME = "rms_norm backward"
 
 
 def backward(p: Plan, call: Backward, into: Slot | None = None) -> tuple[Slot | None, ...]:
@@ -238,7 +238,7 @@ def _backward_of_rows(
     rstd = _by_head(p, call.rstd) if call.has_heads() else p.contiguous(call.rstd)
     read = {f"p_{name}": each for name, each in tensors.items() if name != "dx"}
     read |= {"p_weight": weight, "p_rstd": rstd}
-    tiling = p.decide(BACKWARD, rows.tiling)
+    tiling = p.decide(BACKWARD_NAME, rows.tiling)
     sums = parameters
     if not tiling.stores_sums:  # fp32 [splits, D] or [splits, H D]
         splits = tiling.splits // tiling.heads
@@ -254,7 +254,7 @@ def _backward_of_rows(
     else:
         kernel = cuda.backward_kernel if p.chip.kind == "cuda" else ascend.backward_kernel
         sizes = rows.sizes("dy", "x", "dx", "extra")
-        p.launch(kernel, BACKWARD, tiling.grid, reads=read | {"p_bias": bias}, writes=written, sizes=sizes)
+        p.launch(kernel, BACKWARD_NAME, tiling.grid, reads=read | {"p_bias": bias}, writes=written, sizes=sizes)
     return sums
 
 
@@ -265,7 +265,7 @@ def _backward_of_wide_rows(p: Plan, rows: Rows, tiling: Any, read: dict[str, Any
         mean = p.new(Empty(read["p_rstd"].shape, torch.float32))
         p.launch(
             backward_wide_mean_kernel,
-            BACKWARD,
+            BACKWARD_NAME,
             tiling.grid,
             reads={name: read[name] for name in ("p_dy", "p_x", "p_gate", "p_weight", "p_rstd")},
             writes={"p_mean": mean},
@@ -273,7 +273,7 @@ def _backward_of_wide_rows(p: Plan, rows: Rows, tiling: Any, read: dict[str, Any
         )
     p.launch(
         backward_wide_kernel,
-        BACKWARD,
+        BACKWARD_NAME,
         tiling.column_grid,
         reads=read | {"p_mean": mean},
         writes=written,
@@ -288,7 +288,7 @@ def _backward_of_shared_rows(p: Plan, rows: Rows, tiling: Any, read: dict[str, A
     p.torch(torch.Tensor.zero_, words, writes=[words])
     p.launch(
         backward_shared_kernel,
-        BACKWARD,
+        BACKWARD_NAME,
         tiling.grid,
         reads={name: read[name] for name in ("p_dy", "p_dsum", "p_x", "p_weight", "p_rstd")},
         writes={"p_dx": written["p_dx"], "p_dw": written["p_dw"], "p_words": words},

@@ -21,7 +21,7 @@ from npu_tiling.rows import layout_of
 from torch import Tensor
 
 from .call import QK, Backward, QKBackward
-from .cuda import QK_BACKWARD, qk_backward_kernel
+from .cuda import QK_BACKWARD_RULE, qk_backward_kernel
 from .plans import Rows, backward, forward, rows_of
 
 NAME = "qk_rms_norm backward"
@@ -114,9 +114,9 @@ def _in_one_launch(p: Plan, norms: Sequence[Any], dv: Slot, into: Sequence[Any])
     if v_rows.strides[1] != k_rows.strides["dx"]:
         return None
     of_q: Any = q_rows.tiling
-    rows = max(1, int(QK_BACKWARD.size) // of_q.columns)
-    warps, per_core = QK_BACKWARD.warps, QK_BACKWARD.per_core
-    tiling = p.decide(NAME, dataclasses.replace(of_q, rule=QK_BACKWARD, rows=rows, warps=warps, per_core=per_core))
+    rows = max(1, int(QK_BACKWARD_RULE.size) // of_q.columns)
+    warps, per_core = QK_BACKWARD_RULE.warps, QK_BACKWARD_RULE.per_core
+    tiling = p.decide(NAME, dataclasses.replace(of_q, rule=QK_BACKWARD_RULE, rows=rows, warps=warps, per_core=per_core))
     (n_outer, n_q_inner), (_, n_k_inner) = q_rows.counts, k_rows.counts
     # Programs for q, k and v in proportion to the bytes that they move, and not more than tiles.
     moved, resident = (3 * n_q_inner, 3 * n_k_inner, 2 * n_k_inner), p.chip.vector_cores * tiling.per_core

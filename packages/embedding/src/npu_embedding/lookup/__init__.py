@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .. import reference
 from ..call import NO_ROW, Backward, Bags, Forward, Renormalise
-from ..rows import NAN_BITS, Gradient, RowShape, Rule, as_bits, dense_rows, fill
+from ..rows import NAN_BITS, Gradient, RowShape, Rule, Way, as_bits, dense_rows, fill
 
 LIBRARY = OperatorLibrary("npu_embedding")
 
@@ -66,7 +66,7 @@ def backward(p: Plan, call: Backward) -> tuple[Slot, Slot | None]:
     module: Any = cuda if p.chip.kind == "cuda" else ascend
     if not call.sparse:
         if dweight.numel() and n:
-            module.backward(p, gradient, dweight, choose(n, call.n_rows, dweight.shape[-1], p.chip))
+            module.backward(p, gradient, dweight, choose(n, call.n_rows, dweight.shape[-1], p.chip, gradient.dy.dim() == 3))
         else:
             fill(p, dweight, 0)
         return dweight, None
@@ -87,8 +87,8 @@ def renormalise_(p: Plan, call: Renormalise) -> tuple[()]:
     return ()
 
 
-def choose(indices: int, rows: int, width: int, chip: Device) -> Rule:
-    """The first rule of the chip's table of ways that matches these numbers.
+def choose(indices: int, rows: int, width: int, chip: Device, in_parts: bool = False) -> Rule:
+    """The first rule of the chip's table of ways that matches these numbers, and whether rows of dy lie in parts.
 
     Raises:
         ValueError: there are more indices, or the table has more rows, than any way takes (Ascend).
@@ -98,7 +98,7 @@ def choose(indices: int, rows: int, width: int, chip: Device) -> Rule:
     ways: tuple[Rule, ...] = (cuda_sort if chip.kind == "cuda" else ascend_sort).WAYS
     for rule in ways:
         fits = indices <= rule.max_indices and indices * width <= rule.max_elements and rows <= rule.max_rows
-        if fits and indices >= rule.repeats * rows:
+        if fits and indices >= rule.repeats * rows and not (in_parts and rule.way is Way.REPEATED):
             return rule
     last = ways[-1]
     if indices > last.max_indices:

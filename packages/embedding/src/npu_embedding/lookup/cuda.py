@@ -371,8 +371,6 @@ def _zero_columns(shape: RowShape, warps: int) -> int:
 
 def backward(p: Plan, gradient: Gradient, dweight: Slot, rule: Rule) -> None:
     """Adds the steps that write dweight [n_rows, D] by a rule."""
-    if rule.way is Way.REPEATED and gradient.dy.dim() == 3:  # the kernels of bags read rows at one stride
-        rule = RULE_OF[Way.RANKED]
     if rule.way is Way.SEARCHED:
         _sum_searched(p, gradient, dweight)
     elif rule.way is Way.REPEATED:
