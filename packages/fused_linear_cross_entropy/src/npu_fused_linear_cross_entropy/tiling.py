@@ -26,8 +26,8 @@ from typing import Any, ClassVar
 
 from npu_tiling import ALL_TILES, Block, Candidate, Device, Tile, first_fit, footprint, persistent_grid
 from npu_tiling.budget import FP32, equal_blocks, here, power_of_two, row_options
-from npu_tiling.calls import ALIGNMENT
 from npu_tiling.chips import dry_runs
+from npu_tiling.direct import ALIGNMENT
 from npu_tiling.launch import Tiling, descriptor_type
 from npu_tiling.plans import Plan
 

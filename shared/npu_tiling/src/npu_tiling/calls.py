@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .chips import device_for, dry_runs
+from .direct import ALIGNMENT
 from .dispatch import PLAIN
 
 Size: TypeAlias = Annotated[int, "a compiler may keep it as a symbol: a number of rows, or the place of one"]
@@ -45,11 +46,10 @@ _CASTS: dict[Any, Callable[[Any], Any]] = {float: lambda value: float(value) + 0
 _CASTS[float | None] = lambda value: None if value is None else float(value) + 0.0
 _CASTS[Sequence[bool]] = tuple
 _shape, _dtype = attrgetter("shape"), attrgetter("dtype")
-ALIGNMENT = 16  # bytes: Triton compiles another kernel for a pointer that is no multiple of this
 # Places in a key, from its end: which addresses are not aligned (0: all are); whether all are; whether all tensors are
 # plain, so that PyTorch's dispatcher has nothing to do for them.
 UNALIGNED, IS_ALIGNED, IS_PLAIN = -3, -2, -1
-LIST_ALIGNMENT = 16  # elements: multiples of this are distances that kernels may be told to be multiples of it
+LIST_ALIGNMENT = 16  # elements: kernels may be told that distances between a list's tensors are multiples of this
 
 
 def statistics_dtype(dtype: torch.dtype) -> torch.dtype:

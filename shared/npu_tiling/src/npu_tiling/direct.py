@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 _INT32_END, _INT64_END = 2**31, 2**63
-_MULTIPLE = 16  # Triton compiles another kernel for integers, and for addresses, that are multiples of this
+ALIGNMENT = 16  # Triton compiles another kernel for integers, and for addresses in bytes, that are multiples of this
 _NO_MARKS = (None, None, None)  # launch metadata and two hooks: there are none where no profiler watches
 _FLAGS = {bool, int, type(None)}  # of launches, and the scratch memory that a kernel has none of
 _WRAPPERS = (  # all that a wrapper around a launcher in C names: triton-ascend 3.2.0's, and Triton's for CUDA to 3.6
@@ -59,7 +59,7 @@ def specialisation(scalars: Sequence[Any], plain: Iterable[bool | str]) -> list[
             found.append((bool, scalar) if is_bool else type(scalar))
             continue
         width = 0 if -_INT32_END <= scalar < _INT32_END else 4 if scalar < _INT64_END else 8
-        found.append(width if is_plain else width + (1 if scalar == 1 else 3 if scalar % _MULTIPLE else 2))
+        found.append(width if is_plain else width + (1 if scalar == 1 else 3 if scalar % ALIGNMENT else 2))
     return found
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import doctor as installation
 from .budget import GPUResourcesError, TileTooLargeError, UnifiedBufferError, persistent_grid
 from .chips import Device, dry_runs, use_device
-from .direct import DirectCall, Watchers, always_specialised, observe, specialisation, unspecialised
+from .direct import ALIGNMENT, DirectCall, Watchers, always_specialised, observe, specialisation, unspecialised
 from .doctor import BY_CANN
 
 if TYPE_CHECKING:
@@ -206,7 +206,6 @@ def refusal(error: BaseException) -> Refusal | None:
 
 
 _NEVER = object()
-_ALIGNMENT = 16  # bytes: Triton compiles another kernel for pointers that are not aligned to this
 _MOST_PROGRAMS = 65535  # triton-ascend refuses more
 
 
@@ -325,7 +324,7 @@ class Launcher:
                 dtypes.append(tensor.dtype)
                 bits |= pointer
                 direct &= tensor.is_cuda  # the JIT refuses others in words, a kernel would read through the address
-        return pointers, None if not direct or bits % _ALIGNMENT else dtypes
+        return pointers, None if not direct or bits % ALIGNMENT else dtypes
 
     def _compiled_for(self, key: Hashable, index: int, scalars: tuple[Any, ...], dtypes: Sequence[Any]) -> Hashable:
         """Equal for launches that share a compiled kernel."""
@@ -351,7 +350,7 @@ def _pointers_on_npu(tensors: Sequence[Any]) -> tuple[Sequence[Any], list[Any] |
     """The tensors, since triton-ascend's launcher asks them for their sizes while CANN profiles; dtypes as on CUDA."""
     present = [tensor for tensor in tensors if tensor is not None]
     bits = functools.reduce(or_, map(methodcaller("data_ptr"), present), 0)
-    return tensors, None if bits % _ALIGNMENT else [None if tensor is None else tensor.dtype for tensor in tensors]
+    return tensors, None if bits % ALIGNMENT else [None if tensor is None else tensor.dtype for tensor in tensors]
 
 
 def current_device(kind: str) -> Callable[[], int] | None:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from . import launch as launching
-from .calls import ALIGNMENT, IS_ALIGNED, IS_PLAIN, UNALIGNED, Signature, are_aligned, device_of, flat
+from .calls import IS_ALIGNED, IS_PLAIN, UNALIGNED, Signature, are_aligned, device_of, flat
 from .chips import Device, device_for, is_overridden
+from .direct import ALIGNMENT
 from .dispatch import OperatorLibrary, allocator, count_dispatch_modes, is_unobserved, needs_gradient
 from .launch import current_device
 from .plans import Distance, Given, Launch, Neighbours, New, Plan, Reached, Slot, Torch, View, run_plan, slots_in

@@ -190,7 +190,7 @@ class Plan:
     Attributes:
         chip: the chip that it is for; None: plain PyTorch computes, and there are no launches.
         device: of the call's tensors.
-        unaligned: numbers of the call's tensors, in no list, whose addresses are no multiples of `calls.ALIGNMENT`.
+        unaligned: numbers of the call's tensors, in no list, whose addresses are no multiples of `direct.ALIGNMENT`.
         tiles: tilings by the name of their decision, which take the place of those that tables choose.
         replaced: from a decision's name and a refused tiling to the tiling that takes its place.
         arguments: slots of the call's tensors, those of lists one by one; None for None.
@@ -224,7 +224,7 @@ class Plan:
         return slot
 
     def is_aligned(self, slot: Slot) -> bool:
-        """Whether the memory of a slot begins at a multiple of `calls.ALIGNMENT`, as descriptors ask for."""
+        """Whether the memory of a slot begins at a multiple of `direct.ALIGNMENT`, as descriptors ask for."""
         return slot.base not in self.unaligned
 
     def new(self, like: Empty | None) -> Any:
