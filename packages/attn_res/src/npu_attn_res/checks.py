@@ -206,7 +206,6 @@ def check_like(
     name: str, tensor: Any, shape: Sequence[int], dtype: torch.dtype, like: Tensor, of: str = "the prefix's"
 ) -> None:
     """A tensor of one shape, dtype and device."""
-    arguments.tensor(name, tensor)
     arguments.shape(name, tensor, shape)
     arguments.dtype(name, tensor, dtype)
     arguments.device(name, tensor, like, of)

@@ -265,14 +265,11 @@ class ByAllBackward(NamedTuple):
 
 def check_table(indices: Tensor, weight: Tensor, row_scales: Tensor | None, dtype: torch.dtype | None) -> torch.dtype:
     """Indices, and a table with the scales of its rows; the dtype of the result."""
-    arguments.tensor("indices", indices)
     arguments.dtype("indices", indices, torch.int32, torch.int64)
     if row_scales is None:
         arguments.floating("weight", weight)
     else:
-        arguments.tensor("weight", weight)
-        if weight.layout is not torch.strided or weight.is_nested:
-            arguments.refuse_layout("weight", weight)
+        arguments.dense("weight", weight)
         if weight.dtype not in FROZEN:
             raise TypeError(
                 f"weight is {weight.dtype} and must be {' or '.join(map(str, FROZEN))} where row_scales is given."
@@ -286,7 +283,6 @@ def check_table(indices: Tensor, weight: Tensor, row_scales: Tensor | None, dtyp
                 f"dtype is {dtype} and must be left out where there are no row_scales: the result has weight's dtype."
             )
         return weight.dtype
-    arguments.tensor("row_scales", row_scales)
     arguments.dtype("row_scales", row_scales, *arguments.DTYPES)
     arguments.shape("row_scales", row_scales, weight.shape[:1])
     arguments.device("row_scales", row_scales, weight, "weight's")

@@ -96,7 +96,6 @@ class VocabParallelEmbedding(nn.Module):
 
     def load_table(self, table: Tensor) -> None:
         """Copies this rank's rows of a whole table [num_embeddings, embedding_dim]."""
-        arguments.tensor("table", table)
         arguments.shape("table", table, (self.num_embeddings, self.embedding_dim))
         with torch.no_grad():
             self.weight.copy_(table[self.vocab_start_index : self.vocab_end_index])

@@ -404,7 +404,6 @@ def causal_lm_loss(
 
 def _checked_labels(name: str, labels: Tensor, x: Tensor, options: Options) -> Tensor:
     """Labels of the tokens x [..., H], in a dtype that holds ignore_index."""
-    arguments.tensor(name, labels)
     labels = as_labels(labels)
     arguments.dtype(name, labels, torch.int64, torch.int32)
     arguments.shape(name, labels, whole_shape(x, options))

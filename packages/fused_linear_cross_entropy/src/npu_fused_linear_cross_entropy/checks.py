@@ -246,7 +246,6 @@ def as_labels(target: Any) -> Any:
 
 def check_target(target: Tensor, x: Tensor, options: EachOptions) -> None:
     """Columns of the vocabulary, one for each token of x."""
-    arguments.tensor("target", target)
     arguments.dtype("target", target, torch.int64, torch.int32)
     arguments.shape("target", target, whole_shape(x, options))
     arguments.device("target", target, x, "x's")
@@ -265,7 +264,6 @@ def check_loss(
     check_head(x, weight, bias, frozen)
     check_target(target, x, options)
     if class_weight is not None:
-        arguments.tensor("class_weight", class_weight)
         arguments.shape("class_weight", class_weight, weight.shape[:1])
         if not class_weight.is_floating_point():
             raise TypeError(f"class_weight is {class_weight.dtype} and must be floating point.")

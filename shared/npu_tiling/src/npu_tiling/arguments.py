@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from numbers import Integral, Real
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,14 +31,12 @@ def dense(name: str, value: Any) -> None:
     """A dense tensor."""
     tensor(name, value)
     if value.layout is not torch.strided or value.is_nested:
-        refuse_layout(name, value)
+        raise TypeError(f"{name} is {'nested' if value.is_nested else value.layout} and must be a dense tensor.")
 
 
 def floating(name: str, value: Any) -> None:
     """A dense tensor of a dtype that there are kernels for; fp64 too where plain PyTorch serves it."""
-    tensor(name, value)
-    if value.layout is not torch.strided or value.is_nested:
-        refuse_layout(name, value)
+    dense(name, value)
     if value.dtype in DTYPES:
         return
     wide = (torch.float64,) if not value.is_meta and device_for(value.device) is None else ()
@@ -55,10 +53,10 @@ def rows(name: str, value: Any) -> None:
         raise ValueError(f"{name} has shape {tuple(value.shape)} and must have a last dimension of at least 1.")
 
 
-def dtype(name: str, value: Tensor, *allowed: torch.dtype) -> None:
+def dtype(name: str, value: Any, *allowed: torch.dtype) -> None:
     """A dense tensor of one of some dtypes."""
-    if value.layout is not torch.strided or value.is_nested:
-        refuse_layout(name, value)
+    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_nested:
+        dense(name, value)
     if value.dtype not in allowed:
         raise TypeError(f"{name} is {value.dtype} and must be {' or '.join(map(str, allowed))}.")
 
@@ -70,10 +68,10 @@ def parameter_dtype(name: str, value: Tensor, like: Tensor, of: str) -> None:
         raise TypeError(f"{name} is {value.dtype} and must be {other}{of} dtype, {like.dtype}.")
 
 
-def shape(name: str, value: Tensor, *allowed: Sequence[int]) -> None:
+def shape(name: str, value: Any, *allowed: Sequence[int]) -> None:
     """A dense tensor of one of some shapes."""
-    if value.layout is not torch.strided or value.is_nested:
-        refuse_layout(name, value)
+    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_nested:
+        dense(name, value)
     if torch.compiler.is_compiling() or value.shape not in allowed:
         if any(is_shape(value.shape, one) for one in allowed):
             return
@@ -96,7 +94,7 @@ def parameter(
     if not isinstance(value, Tensor):
         tensor(name, value, or_none=or_none)
     if value.layout is not torch.strided or value.is_nested:
-        refuse_layout(name, value)
+        dense(name, value)
     is_one = not torch.compiler.is_compiling() and value.shape in shapes
     if not is_one or value.dtype != like.dtype or value.device != like.device:
         shape(name, value, *shapes)
@@ -179,11 +177,6 @@ def pair(name: str, value: Any, of: str) -> tuple[Tensor, Tensor]:
     for place, one in enumerate(value):
         tensor(f"{name}[{place}]", one)
     return value
-
-
-def refuse_layout(name: str, value: Tensor) -> NoReturn:
-    """Raises TypeError for a tensor that is not dense."""
-    raise TypeError(f"{name} is {'nested' if value.is_nested else value.layout} and must be a dense tensor.")
 
 
 def _is_number(value: Any) -> bool:

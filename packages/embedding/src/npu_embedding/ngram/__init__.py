@@ -128,7 +128,6 @@ def _factors(multipliers: Tensor | Sequence[int] | Sequence[Sequence[int]], tabl
 
 
 def _check_tensors(ids: Tensor, table: Tensor, history: Tensor | None, ngram_size: int) -> None:
-    arguments.tensor("ids", ids)
     arguments.dtype("ids", ids, torch.int32, torch.int64)
     if not ids.dim():
         raise ValueError("ids has shape () and must have a last dimension of tokens.")
