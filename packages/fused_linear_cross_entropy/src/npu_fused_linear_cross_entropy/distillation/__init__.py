@@ -83,7 +83,7 @@ def linear_distillation_loss(
         x, weight, bias: the student's, as for `fused_linear_cross_entropy`.
         target: [...], int64, int32 or uint8: the hard labels, or which tokens are ignored; None: all count, and hard_weight
             is 0.
-        teacher: the teacher's head, a `Teacher` or a tuple of its fields in their order.
+        teacher: the teacher's head, a `Teacher` or a tuple of its fields in their order. In no form has it a gradient.
         teacher_probs: [..., V], floating point, in its place: q for T = 1, divided by its sum. With a temperature q is
             softmax(log(teacher_probs) / T). For "reverse_kl" a probability of 0 counts as the smallest number of fp32,
             1.2e-38, unless the student's bias rules the column out too.
@@ -105,7 +105,7 @@ def linear_distillation_loss(
             bias and probabilities are of this rank's columns too, and teacher.x of its tokens. PyTorch's operators compute
             the divergence of each chunk then, not a kernel.
         counted_tokens: as there. A target outside the vocabulary then makes its loss NaN, whatever hard_weight is.
-        token_weight: [...], floating point or bool: a factor of each token's row; "mean" divides by their sum.
+        token_weight: [...], floating point or bool: a factor of each token's row; "mean" divides by their sum. No gradient.
         weight_grad: [V, H], as for `fused_linear_cross_entropy`.
         adapter: (u [..., R], b [V, R]), as there: LoRA's share of the student's logits.
 
