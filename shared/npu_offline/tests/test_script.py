@@ -157,6 +157,30 @@ drop[(1,)](x, torch.empty_like(x), 123, N=64)
     assert "triton-ascend's front end is wrong; perhaps compiler fault 13: multiply halves of 16 bits" in done.stdout
 
 
+def test_temporaries_that_meet_are_no_finding(tmp_path):
+    program = tmp_path / "program.py"
+    text = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def chosen(x, y, N: tl.constexpr):
+    o = tl.arange(0, N)
+    b_x = tl.load(x + o * 8)
+    tl.store(y + o * 8, tl.where(b_x > 0, b_x, 1.0))  # a loop over elements, with one temporary for all
+
+
+x = torch.randn(512, device="cuda")
+chosen[(1,)](x, torch.zeros_like(x), N=64)
+"""
+    program.write_text(text)
+    done = forks.run(*COMMAND, "--toolchain", "1.2.0", "--", "python", str(program))
+    assert done.returncode == 0
+    assert "1 launches, 0 with findings, from final modules of 1.2.0" in done.stdout
+
+
 def test_launches_are_recorded_and_run_again_with_their_arguments(run, tmp_path, capsys, monkeypatch):
     recorded, report = tmp_path / "recorded", tmp_path / "report.json"
     status, said = run("npu", "plain", "0", options=["--record", str(recorded), "--json", str(report)])

@@ -24,6 +24,7 @@ _ADVICE = {  # by what Triton says of a kernel
     "unexpected type fp8": ": triton-ascend 3.2.0 has no casts to 8-bit floats",
     "cannot cast pointer<": ": these are addresses: tl.load reads what is there",
     "Cannot call @triton.jit'd outside of the scope of a kernel": ": Triton 3.2 has no methods: tl.sum(x, 0), not x.sum(0)",
+    "unsupported tensor index: constexpr[": ": no tensor has elements by number, and Triton 3.2 no tuples: name each",
     "'constexpr' object is not subscriptable": ": Triton 3.2 has no tuples of constants: give their elements",
 }
 _NO_LIBDEVICE = (

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from ..errors import OfflineError
+from ..errors import Finding, OfflineError
 from ..execute.faults import FRONT_END_IS_WRONG
+from ..execute.final.findings import WEAK
 from ..launches import Launch, LaunchRecord, describe_tile
 from ..module.places import located
 from ..toolchain.compilers import DEFAULT
@@ -56,10 +57,15 @@ class _Row:
 
     def findings(self) -> list[str]:
         """What is wrong, as editors read it."""
-        notes = dict.fromkeys(note.text for launch in self.launches for note in launch.notes)
+        notes = dict.fromkeys(note.text for launch in self.launches for note in _wrong(launch))
         named = (note if self.kernel in note else f"{self.kernel}: {note}" for note in notes)
         named = (f"{note}{self.hint}" if note.endswith(FRONT_END_IS_WRONG) else note for note in named)
         return [located(note, self.ttir or self.launches[0].ttir) for note in named]
+
+
+def _wrong(launch: Launch) -> list[Finding]:
+    """What is wrong with a launch: its notes without those that are no errors."""
+    return [note for note in launch.notes if note.kind != WEAK]
 
 
 def run_script(options: argparse.Namespace) -> int:
@@ -95,7 +101,7 @@ def run_script(options: argparse.Namespace) -> int:
     for row in rows.values():
         for text in row.findings():
             print_line(console, text)
-    found = sum(1 for launch in emulation.launches if launch.notes)
+    found = sum(1 for launch in emulation.launches if _wrong(launch))
     if problem:
         console.print(f"stopped: {problem}", markup=False)
     if status:
@@ -130,7 +136,7 @@ def _examine(rows: Sequence[_Row], soc: str, toolchain: str, *, compiled: bool) 
         records += [(row, record) for record in found]
     for row, record in records:
         row.ttir = front_end_of(record)[1]
-        if any(note.text.endswith(FRONT_END_IS_WRONG) for launch in row.launches for note in launch.notes):
+        if any(note.text.endswith(FRONT_END_IS_WRONG) for launch in row.launches for note in _wrong(launch)):
             row.hint = front_end_hint(record, soc)
     if compiled:
         jobs = [Job(*describe(record), soc, toolchain) for _, record in records]
@@ -157,7 +163,7 @@ def _table(rows: Sequence[_Row], refused: Mapping[str, str]) -> Table:
     table = Table("", "kernel", "tile", "launches", "programs", *more, "verdict")
     numbers = iter(range(len(rows)))
     for row in rows:
-        notes = dict.fromkeys(note.text for launch in row.launches for note in launch.notes)
+        notes = dict.fromkeys(note.text for launch in row.launches for note in _wrong(launch))
         verdict = f"[red]{escape(chr(10).join(notes))}[/red]" if notes else "no finding"
         number = "" if row.call is None else str(next(numbers))
         programs = sum(prod(launch.grid) for launch in row.launches)
