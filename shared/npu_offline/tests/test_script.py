@@ -283,7 +283,7 @@ x = torch.randn(8, device="cuda")  # the input
 assert x.is_cuda and x.get_device() == 0
 with torch.cuda.nvtx.range("first"):
     torch.cuda.nvtx.mark("second")
-with torch.cuda.device(x.device), torch.cuda.stream(torch.cuda.Stream()):
+with torch.cuda._DeviceGuard(x.device.index), torch.cuda.device(x.device), torch.cuda.stream(torch.cuda.Stream()):
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     end.record()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -22,6 +23,7 @@ from .errors import OfflineError
 from .execute.final.findings import WEAK
 from .module.places import located
 
+_REFUSED_AT = re.compile(r"(?<=^Triton refuses the kernel) \([^)]*\)")  # reasons are counted without it
 _LAUNCHES, _FINDINGS, _REFUSED = "npu_launches", "npu_findings", "npu_refused"
 
 
@@ -92,7 +94,7 @@ class Suite:
             Path(path).write_text(json.dumps(tests, indent=1))
         terminalreporter.section("npu-offline")
         terminalreporter.write_line(f"{sum(launches)} launches in {sum(map(bool, launches))} tests, as on {self._where}")
-        reasons = Counter(test["refused"].partition("\n")[0] for test in tests if test["refused"])
+        reasons = Counter(_REFUSED_AT.sub("", test["refused"].partition("\n")[0]) for test in tests if test["refused"])
         for said, count in reasons.most_common():
             terminalreporter.write_line(f"{count} refused: {said}")
 

@@ -187,6 +187,7 @@ def _cuda_is(npu: types.ModuleType) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name in ("range_push", "range_pop", "mark"):
             stack.enter_context(mock.patch.object(torch.cuda.nvtx, name, lambda *_: 0))
+        stack.enter_context(mock.patch.object(torch.cuda, "_DeviceGuard", npu.device))  # what FlagGems generates
         for name, value in forwarded.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value, create=True))
         stack.enter_context(mock.patch.object(torch, "Generator", Generator))
