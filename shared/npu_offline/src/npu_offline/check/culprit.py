@@ -66,6 +66,7 @@ class Verdict:
 _PLACE = re.compile(r" \([^)]*\.py:[^)]*\)")
 _OF_LANGUAGE = {24}  # faults: what this Triton means is not what later ones do
 _OF_FRONT_END = {10, 11, 13, 16, 18, 20, 27, 30, 35, 37}
+_OF_BOUNDS = {10, 30}  # faults of the front end that read outside, and leave values right
 _OF_COMPILERS = set(range(1, 100)) - _OF_FRONT_END
 _MOST = 2  # faults that are named
 _IN_ORDER = 4  # times what a kernel's roundings may move: how far its sums may be off in another order
@@ -114,9 +115,16 @@ def signs_in(record: LaunchRecord, soc: str, toolchain: str) -> dict[int, str]:
     return found
 
 
-def front_end_hint(record: LaunchRecord, soc: str) -> str:
-    """The known faults of triton-ascend whose signs a kernel has, behind what says that the front end is wrong."""
-    return _hint(signs_in(record, soc, VERSIONS[-1]), _OF_FRONT_END).replace("\n  ", "; ")
+def front_end_hint(record: LaunchRecord, soc: str, *, values: bool) -> str:
+    """The known faults of triton-ascend whose signs a kernel has, behind what says that the front end is wrong.
+
+    Args:
+        record: a launch of the kernel.
+        soc: the chip.
+        values: whether it is wrong in a result, and not in an access.
+    """
+    faults = _OF_FRONT_END - _OF_BOUNDS if values else _OF_FRONT_END
+    return _hint(signs_in(record, soc, VERSIONS[-1]), faults).replace("\n  ", "; ")
 
 
 def judged(
@@ -256,7 +264,7 @@ def _of_ir(
     if linalg.problem:
         yield Verdict(FRONT_END, f"{_told(linalg)}; its TTIR does not{_hint(signs(VERSIONS[-1]), _OF_FRONT_END)}")
     elif text := _unlike(linalg, meaning, moved, "TTIR"):
-        yield Verdict(FRONT_END, f"{text}{_hint(signs(VERSIONS[-1]), _OF_FRONT_END)}")
+        yield Verdict(FRONT_END, f"{text}{_hint(signs(VERSIONS[-1]), _OF_FRONT_END - _OF_BOUNDS)}")
 
 
 def _told(outcome: Outcome) -> str:

@@ -17,6 +17,7 @@ from ..module.places import Place
 
 _NOT_THEIRS = (sysconfig.get_path("purelib"), str(Path(__file__).parents[1]))
 
+_OF_TRITON = str(Path(sysconfig.get_path("purelib"), "triton"))
 _NESTED = re.compile(
     r"""<ast\.\w+ object at 0x\w+>, (['"])(.*)\1\)$""", re.DOTALL
 )  # the reason, in a function that a kernel calls
@@ -86,7 +87,7 @@ def _place_in(function: Any, node: ast.expr | ast.stmt) -> Place | None:
     from triton.compiler.code_generator import get_jit_fn_file_line
 
     file, first = get_jit_fn_file_line(function)
-    return None if "/triton/language/" in file else Place(file, first - 1 + node.lineno, node.col_offset + 1)
+    return None if file.startswith(_OF_TRITON) else Place(file, first - 1 + node.lineno, node.col_offset + 1)
 
 
 def is_refusal(error: BaseException | None) -> bool:

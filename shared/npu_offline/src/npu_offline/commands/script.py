@@ -59,8 +59,8 @@ class _Row:
         """What is wrong, as editors read it."""
         notes = dict.fromkeys(note.text for launch in self.launches for note in _wrong(launch))
         named = (note if self.kernel in note else f"{self.kernel}: {note}" for note in notes)
-        named = (f"{note}{self.hint}" if note.endswith(FRONT_END_IS_WRONG) else note for note in named)
-        return [located(note, self.ttir or self.launches[0].ttir) for note in named]
+        found = (located(note, self.ttir or self.launches[0].ttir) for note in named)
+        return [f"{note}{self.hint}" if note.endswith(FRONT_END_IS_WRONG) else note for note in found]
 
 
 def _wrong(launch: Launch) -> list[Finding]:
@@ -136,8 +136,9 @@ def _examine(rows: Sequence[_Row], soc: str, toolchain: str, *, compiled: bool) 
         records += [(row, record) for record in found]
     for row, record in records:
         row.ttir = front_end_of(record)[1]
-        if any(note.text.endswith(FRONT_END_IS_WRONG) for launch in row.launches for note in _wrong(launch)):
-            row.hint = front_end_hint(record, soc)
+        wrong = [note.text for launch in row.launches for note in _wrong(launch) if note.text.endswith(FRONT_END_IS_WRONG)]
+        if wrong:
+            row.hint = front_end_hint(record, soc, values=" differ: " in wrong[0])
     if compiled:
         jobs = [Job(*describe(record), soc, toolchain) for _, record in records]
         with ThreadPoolExecutor() as pool:  # each waits for a compiler's process

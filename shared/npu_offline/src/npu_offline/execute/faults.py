@@ -16,7 +16,7 @@ _OUT_OF_MEMORY, _RACE, _ENDLESS, _INTERRUPTED, _APART = 2, 3, 5, 6, 7  # as in r
 MASK_OR_STRIDE = "; its mask or a stride is wrong"
 """A guess in a message on an access out of bounds: what follows is for a kernel whose fault that is."""
 NARROW_INDEX = "; an index of 8 or 16 bits counts as signed in Triton 3.2, of unsigned integers too: `index.to(tl.int32)`"
-"""Said of an address in front of an argument."""
+"""Said of an address that such an index leads to."""
 FRONT_END_IS_WRONG = "triton-ascend's front end is wrong"
 """The end of a message on a launch that differs from what its TTIR means."""
 _ACCESSES = ("read", "write", "atomic update")
@@ -84,7 +84,7 @@ def fault_of(
     if fault.reason not in (_RACE, _APART):
         low, high = ranges[2 * fault.argument : 2 * fault.argument + 2]
         why = _why(source, pointers[position], fault.access, tensors[position])
-        if fault.address < low and source.has_narrow_index():
+        if source.has_narrow_index():
             why = NARROW_INDEX
         return OutOfBoundsError(f"{where}: {what} {place}, outside its storage of {high - low} bytes{named}{why}")
     aliases = [

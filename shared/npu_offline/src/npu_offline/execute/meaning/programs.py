@@ -770,7 +770,7 @@ class _Execution:
         )
         return OutOfBoundsError(
             f"kernel {self._meaning.name}, program {ids}: {kind} at byte {byte} of argument {name},"
-            f" outside its storage of {size} bytes{where}{NARROW_INDEX if narrow and byte < 0 else ''}"
+            f" outside its storage of {size} bytes{where}{NARROW_INDEX if narrow else ''}"
         )
 
 
