@@ -15,7 +15,7 @@ from tools.workspace import ROOT, read_packages
 # Of the sources of a package: files, lines, and of an operator the share of its lines that is device code, in hundredths.
 MOST = {
     "npu_tiling": (20, 5877, 0),
-    "rms_norm": (23, 5022, 18),
+    "rms_norm": (23, 5023, 18),
     "embedding": (22, 5316, 27),
     "attn_res": (29, 6855, 21),
     "fused_linear_cross_entropy": (41, 10208, 15),

@@ -82,7 +82,8 @@ class Formula:
     def table_of(self, x: Tensor) -> dict[Dtypes, Variant]:
         """The variants for rows where these are. PyTorch has the rule on CUDA from 2.12 on, and not for fp64."""
         is_wide = self.under_autocast is not None and is_autocast(x) and x.dtype != torch.float64
-        return self.tables[is_wide and is_cast_by_autocast("aten::rms_norm", x.device.type)]
+        plain, cast = self.tables
+        return cast if is_wide and is_cast_by_autocast("aten::rms_norm", x.device.type) else plain
 
 
 WIDTH = "the number of columns"
