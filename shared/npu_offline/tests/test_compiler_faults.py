@@ -607,7 +607,7 @@ def test_a_masked_tile_whose_pairs_are_split_is_not_loaded(toolchain, masked):
     x, largest, y = normal(128), torch.full((2,), -1.0), torch.full((64,), -1.0)
     arguments, tile = (x, largest, y, 128), {"ROWS": 2, "COLUMNS": 64, "MASKED": masked}
     if masked and toolchain == "1.0.0":
-        with pytest.raises(npu_offline.CompilationError, match="memref.collapse_shape"):  # no error: it is gone
+        with pytest.raises(Exception, match="memref.collapse_shape"):  # no error: it is gone
             run(pairs_kernel, arguments, toolchain, **tile)
         return
     run(pairs_kernel, arguments, toolchain, **tile)
