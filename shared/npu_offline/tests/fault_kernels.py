@@ -541,3 +541,10 @@ def pairs_kernel(p_x, p_largest, p_y, n, ROWS: tl.constexpr, COLUMNS: tl.constex
     tl.store(p_largest + tl.arange(0, ROWS), tl.max(b_x, 1))
     b_even, b_odd = tl.reshape(b_x, (ROWS, COLUMNS // 2, 2)).split()
     tl.store(p_y + tl.arange(0, ROWS * COLUMNS // 2), tl.reshape(b_even + b_odd, (ROWS * COLUMNS // 2,)))
+
+
+@triton.jit
+def rounded_numbers_kernel(p_x, p_y, n):
+    """y is x in bf16, one number after another."""
+    for i in tl.range(0, n):
+        tl.store(p_y + i, tl.load(p_x + i).to(tl.bfloat16))

@@ -37,6 +37,7 @@ from fault_kernels import (
     remainder_rows_kernel,
     reused_flag_kernel,
     rounded_division_kernel,
+    rounded_numbers_kernel,
     shared_buffer_kernel,
     shifted_mask_kernel,
     summed_mask_kernel,
@@ -613,3 +614,11 @@ def test_a_masked_tile_whose_pairs_are_split_is_not_loaded(toolchain, masked):
     run(pairs_kernel, arguments, toolchain, **tile)
     assert torch.equal(largest, x.view(2, 64).amax(1)) != masked, GONE
     assert torch.allclose(y, x.view(64, 2).sum(1)) != masked, GONE
+
+
+@pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
+def test_a_number_that_becomes_bf16_is_rounded_away_from_zero(toolchain):
+    x = torch.tensor([37.125, -37.125, 37.375, 1.0])  # three lie halfway between two numbers of bf16
+    y = torch.zeros(4, dtype=torch.bfloat16)
+    run(rounded_numbers_kernel, (x, y, 4), toolchain)
+    assert y.tolist() == ([37.25, -37.25, 37.5, 1.0] if toolchain == "1.0.0" else x.bfloat16().tolist()), GONE

@@ -62,7 +62,8 @@ def _function(name: str, ulps: float = 4, largest: float = 0) -> Operation:
 
 def _cast(dtype: str) -> Operation:
     sources = tuple(source for source in NUMBERS if source != dtype)
-    return Operation(f"to {dtype}", f"x.to(tl.{dtype})", lambda x, w: x, sources, dtype, largest=100 * (dtype in INTEGERS))
+    largest, fault = 100 * (dtype in INTEGERS), 39 * (dtype == "bfloat16")
+    return Operation(f"to {dtype}", f"x.to(tl.{dtype})", lambda x, w: x, sources, dtype, largest=largest, fault=fault)
 
 
 def _extreme(name: str, without: float) -> Operation:
@@ -84,7 +85,7 @@ OPERATIONS = (
     Operation("*", "x * w", torch.mul, NUMBERS),
     Operation("/", "x / w", torch.div, ("float32",), positive=True),
     Operation("//", "x // w", lambda x, w: x.div(w, rounding_mode="trunc"), INTEGERS, positive=True),
-    Operation("%", "x % w", torch.fmod, (*SIGNED, "uint8", "uint16", "float32"), positive=True),
+    Operation("%", "x % w", torch.fmod, (*SIGNED, "uint8", "uint16", "float32"), positive=True, fault=23),
     Operation("&", "x & w", torch.bitwise_and, ("int1", *INTEGERS)),
     Operation("|", "x | w", torch.bitwise_or, ("int1", *INTEGERS)),
     Operation("^", "x ^ w", torch.bitwise_xor, ("int1", *INTEGERS)),
@@ -100,7 +101,8 @@ OPERATIONS = (
     Operation("tl.where", "tl.where(x < w, x, w)", lambda x, w: torch.where(x < w, x, w), (*SIGNED, *FLOATS)),
     Operation("tl.abs", "tl.abs(x)", lambda x, w: x.abs(), (*SIGNED, *FLOATS)),
     Operation("tl.fma", "tl.fma(x, x, -(x * x))", lambda x, w: x * x - (x * x).float().double(), ("float32",)),
-    *map(_function, ("exp", "exp2", "log", "log2", "rsqrt", "sigmoid")),
+    *map(_function, ("exp", "log", "log2", "rsqrt", "sigmoid")),
+    replace(_function("exp2"), fault=26),
     replace(_function("erf"), fault=25),
     _function("sqrt", 1),
     *(_function(name, 0) for name in ("floor", "ceil")),
