@@ -18,6 +18,7 @@ import pytest
 import torch
 from npu_offline import VERSIONS, LaunchRecord, compile_kernel, supported
 from npu_offline.check import load_calls
+from npu_offline.toolchain.compilation import as_record, compile_linalg, front_end_of
 from npu_tiling import plans
 from torch import Tensor
 
@@ -78,7 +79,7 @@ class Declared(NamedTuple):
         name: of the test.
         soc: the chip.
         declared: the bytes that a tile of some columns is declared to take.
-        fits: whether every compiler for the chip takes it.
+        fits: whether every compiler for the chip takes it; of `tight` ones, also in so many `tries`.
         first: columns are this and multiples of 16 more.
         most: columns, where wider ones are not chosen.
         tight: whether a tile that is a third wider does not fit.
@@ -88,7 +89,7 @@ class Declared(NamedTuple):
     name: str
     soc: str
     declared: Callable[[int], int]
-    fits: Callable[[int], bool]
+    fits: Callable[..., bool]
     first: int = 0
     most: int = 2**17
     tight: bool = False
@@ -137,6 +138,7 @@ def fits_everywhere(
     *,
     options: Mapping[str, object] | None = None,
     kernel: JITFunction | None = None,
+    tries: int = 1,
 ) -> bool:
     """Whether every toolchain for the chip compiles a recorded kernel with other constants.
 
@@ -146,18 +148,16 @@ def fits_everywhere(
         soc: a name of `npu_tiling.SOCS`.
         options: compiler options; None: the record's.
         kernel: another kernel with the same arguments; None: the record's.
+        tries: compilations by each.
     """
+    changes = changed(record, constants)
+    compiled = as_record(kernel or record.kernel, record.signature, changes, record.options if options is None else options)
+    front_end = front_end_of(compiled)
     return all(
-        compile_kernel(
-            kernel or record.kernel,
-            record.signature,
-            changed(record, constants),
-            soc=soc,
-            toolchain=toolchain,
-            options=record.options if options is None else options,
-        ).fits
+        compile_linalg(*front_end, compiled.options, soc, toolchain, number).fits
         for toolchain in VERSIONS
         if supported(soc, toolchain)
+        for number in range(tries)
     )
 
 
@@ -225,9 +225,12 @@ def test_nothing_outside_the_tensors_is_written(case: Computed, monkeypatch: pyt
 
 @asked(table="DECLARED")
 def test_the_widest_tile_that_is_declared_to_fit_does(case: Declared) -> None:
-    """With every compiler; where `tight`, one that is a third wider does not with some: rows would be split that fit."""
+    """With every compiler; where `tight`, one that is a third wider does not with some: rows would be split that fit.
+
+    Near the limit of an Ascend950's buffer 1.1.0 refuses a kernel in some compilations, and takes it in others.
+    """
     width = min(case.most, widest(case.declared, case.soc, first=case.first))
     assert case.fits(width), f"{width} columns are declared to fit"
     if case.tight:
         wider = width * 4 // 3 // 16 * 16
-        assert not case.fits(wider), f"{wider} columns fit, and are declared not to"
+        assert not case.fits(wider, tries=12), f"{wider} columns fit, and are declared not to"

@@ -109,12 +109,12 @@ def ways(kernel, dtype):
 
 
 def declared(soc, kernel, dtype, way):
-    def fits(width):
+    def fits(width, tries=1):
         found = tile(kernel, dtype, soc, width, *way)
         record = record_of(kernel, dtype, found.shape.layers, soc)
         function = next(function for page in PAGES if (function := getattr(page, found.kernel, None)) is not None)
         constants = {name: value for name, value in found.constants.items() if name in function.arg_names}
-        return fits_everywhere(record, constants, soc, options=found.options, kernel=function)
+        return fits_everywhere(record, constants, soc, options=found.options, kernel=function, tries=tries)
 
     # The bytes of tiles of columns depend on the number of layers.
     return Declared(

@@ -52,8 +52,9 @@ _OWN = "own-"  # prefix of names that `adopt` gives
 def compilations(version: str, linalg: str) -> int:
     """How often to compile one input, to execute each module that a version makes of it.
 
-    1.1.0 always makes the same, and 1.2.0 of kernels without matrix products. Others order buffers by chance: of one input
-    they make modules with the same operations at other addresses, of which one may be wrong.
+    1.1.0 makes the same of what always fits, and 1.2.0 of kernels without matrix products. Others order buffers by chance:
+    of one input they make modules with the same operations at other addresses, of which one may be wrong. (Near the limit
+    of an Ascend950's buffer 1.1.0 refuses a kernel in some compilations, and takes it in others.)
     """
     return 1 if version == "1.1.0" or (version == "1.2.0" and "matmul" not in linalg) else _TRIES
 
