@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from xdsl.dialects.builtin import DenseArrayBase, TensorType
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.ir import Attribute, Block, Operation
 
-from ...errors import EndlessLoopError, OutOfBoundsError, RaceError, UnsupportedError
+from ...errors import EndlessLoopError, UnsupportedError
 from ...module.mlir import name_of, parse, property_of, symbol_of
 from ...module.places import lines_by_operation
 from ...toolchain.ttir import generic_form
-from ..faults import NARROW_INDEX
-from .memory import Memory, OutsideError, RacingError
-from .numbers import Array, Numbers, integer_of, is_float, kind_of, memory_dtype
+from .accesses import Accesses
+from .memory import Memory
+from .numbers import Array, Numbers, integer_of, is_float, kind_of
+from .tiles import Frame, Mask, Step, Value, alike, all_programs, both, chosen, merged, pure, shape_of
 
-Mask = NDArray[np.bool_] | None  # which programs take part; None for all
 _ELEMENTS = 1 << 17  # of the largest tile of programs that are executed at once: what a cache holds
 _SKIPPED = {"tt.print", "tt.assert", "gpu.barrier", "tt.annotation", "llvm.intr.assume"}
 _REDUCTIONS: dict[str, Callable[..., Any]] = {
@@ -40,36 +38,6 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {
     "arith.minimumf": np.minimum,
 }
 _INFINITE = re.compile(r"dense<(0x[0-9A-F]+)> : tensor<[\dx]*x(bf16|f\d+)>")  # xDSL takes the bits for a number
-_ATOMICS = ["", "and", "or", "xor", "add", "fadd", "max", "min", "umax", "umin", "xchg"]
-_DOES = {"load": "read", "store": "write"}
-_ZERO_PADDING = 1
-_LARGEST_NAN = 2
-
-
-@dataclass(frozen=True, eq=False)
-class _BlockPointer:
-    """What `tl.make_block_ptr` or `tl.make_tensor_descriptor` makes: an address, and each axis' size, stride and offset."""
-
-    base: Array
-    sizes: Sequence[Array]
-    strides: Sequence[Array]
-    offsets: Sequence[Array]
-
-
-Value = Any  # an array, or a block pointer
-Step = Callable[["Frame", Mask], None]
-
-
-class Frame(dict[SSAValue, Value]):
-    """The values of the programs that are executed at once.
-
-    Attributes:
-        programs: x, y and z of each.
-        count: how many there are.
-    """
-
-    programs: tuple[Array, Array, Array]
-    count: int
 
 
 class Meaning:
@@ -190,11 +158,12 @@ def _text_kind(kind: Attribute) -> str:
     return str(element)
 
 
-class _Execution:
+class _Execution(Accesses):
     def __init__(
         self, meaning: Meaning, grid: tuple[int, int, int], memory: Memory, numbers: Numbers, late: Callable[[], bool]
     ) -> None:
-        self.numbers, self._meaning, self._memory, self._grid, self._late = numbers, meaning, memory, grid, late
+        super().__init__(meaning.name, meaning.place, memory, numbers)
+        self._meaning, self._grid, self._late = meaning, grid, late
         self._compiled: dict[Block, list[Step]] = {}
 
     def chunk(self, kernel: Operation, arguments: Sequence[Value], linear: Array) -> None:
@@ -220,13 +189,13 @@ class _Execution:
             assert last is not None
             if name_of(last) == "tt.return":
                 values = [frame[each] for each in last.operands]
-                returned = values if not returned else [_merged(mask, *pair) for pair in zip(values, returned, strict=True)]
+                returned = values if not returned else [merged(mask, *pair) for pair in zip(values, returned, strict=True)]
             for target, passed, taken in self._jumps(last, frame, mask):
                 if taken is not None and not taken.any():
                     continue
                 first = target not in pending
                 for argument, value in zip(target.args, passed, strict=True):
-                    frame[argument] = value if first else _merged(taken, value, frame[argument])
+                    frame[argument] = value if first else merged(taken, value, frame[argument])
                 before = None if first else pending[target][0]
                 pending[target] = (taken if first else None if taken is None or before is None else before | taken,)
         return returned
@@ -235,7 +204,7 @@ class _Execution:
         if name_of(last) == "cf.br":
             yield last.successors[0], [frame[each] for each in last.operands], mask
         elif name_of(last) == "cf.cond_br":
-            yes = _all_programs(frame[last.operands[0]], frame.count)
+            yes = all_programs(frame[last.operands[0]], frame.count)
             count = len(last.successors[0].args)
             for target, operands, taken in (
                 (last.successors[0], last.operands[1 : 1 + count], yes),
@@ -265,30 +234,7 @@ class _Execution:
         if compute is None:
             where = self._meaning.place(op)
             raise UnsupportedError(f"{name} is not known{f' ({where})' if where else ''}")
-        yield self._pure(op, compute)
-
-    @staticmethod
-    def _pure(op: Operation, compute: Callable[..., Any]) -> Step:
-        results, operands = list(op.results), list(op.operands)
-        if len(results) > 1:
-
-            def several(frame: Frame, _: Mask) -> None:
-                frame.update(zip(results, compute(*(frame[each] for each in operands)), strict=True))
-
-            return several
-        (result,) = results
-        if len(operands) == 2:  # noqa: PLR2004 - most have two
-            left, right = operands
-
-            def binary(frame: Frame, _: Mask) -> None:
-                frame[result] = compute(frame[left], frame[right])
-
-            return binary
-
-        def one(frame: Frame, _: Mask) -> None:
-            frame[result] = compute(*(frame[each] for each in operands))
-
-        return one
+        yield pure(op, compute)
 
     # Programs and constants.
 
@@ -302,53 +248,53 @@ class _Execution:
 
     def _tt_get_num_programs(self, op: Operation) -> Step:
         count = np.array([self._grid[integer_of(op, "axis")]], np.int32)
-        return self._pure(op, lambda: count)
+        return pure(op, lambda: count)
 
     def _arith_constant(self, op: Operation) -> Step:
         value = self.numbers.constant(op)
-        return self._pure(op, lambda: value)
+        return pure(op, lambda: value)
 
     def _tt_make_range(self, op: Operation) -> Step:
         value = np.arange(integer_of(op, "start"), integer_of(op, "end"), dtype=np.int32)[None]
-        return self._pure(op, lambda: value)
+        return pure(op, lambda: value)
 
     # Shapes.
 
     def _tt_splat(self, op: Operation) -> Step:
-        shape = _shape(op.results[0])
+        shape = shape_of(op.results[0].type)
         ones = (1,) * len(shape)
-        return self._pure(op, lambda x: np.broadcast_to(x.reshape(x.shape[:1] + ones), x.shape[:1] + shape))
+        return pure(op, lambda x: np.broadcast_to(x.reshape(x.shape[:1] + ones), x.shape[:1] + shape))
 
     def _tt_broadcast(self, op: Operation) -> Step:
-        shape = _shape(op.results[0])
-        return self._pure(op, lambda x: np.broadcast_to(x, x.shape[:1] + shape))
+        shape = shape_of(op.results[0].type)
+        return pure(op, lambda x: np.broadcast_to(x, x.shape[:1] + shape))
 
     def _tt_expand_dims(self, op: Operation) -> Step:
         axis = integer_of(op, "axis") + 1
-        return self._pure(op, lambda x: np.expand_dims(x, axis))
+        return pure(op, lambda x: np.expand_dims(x, axis))
 
     def _tt_reshape(self, op: Operation) -> Step:
-        shape = _shape(op.results[0])
-        return self._pure(op, lambda x: x.reshape(x.shape[:1] + shape))
+        shape = shape_of(op.results[0].type)
+        return pure(op, lambda x: x.reshape(x.shape[:1] + shape))
 
     def _tt_trans(self, op: Operation) -> Step:
         order = property_of(op, "order")
         assert isinstance(order, DenseArrayBase)
         axes = (0, *(int(axis) + 1 for axis in order.get_values()))
-        return self._pure(op, lambda x: x.transpose(axes))
+        return pure(op, lambda x: x.transpose(axes))
 
     def _tt_cat(self, op: Operation) -> Step:
-        return self._pure(op, lambda x, y: np.concatenate(_alike(x, y), axis=1))
+        return pure(op, lambda x, y: np.concatenate(alike(x, y), axis=1))
 
     def _tt_join(self, op: Operation) -> Step:
-        return self._pure(op, lambda x, y: np.stack(_alike(x, y), axis=-1))
+        return pure(op, lambda x, y: np.stack(alike(x, y), axis=-1))
 
     def _tt_split(self, op: Operation) -> Step:
-        return self._pure(op, lambda x: (x[..., 0], x[..., 1]))
+        return pure(op, lambda x: (x[..., 0], x[..., 1]))
 
     def _tt_flip(self, op: Operation) -> Step:
         axis = integer_of(op, "dim") + 1
-        return self._pure(op, lambda x: np.flip(x, axis))
+        return pure(op, lambda x: np.flip(x, axis))
 
     def _tt_sort(self, op: Operation) -> Step:
         axis, found = integer_of(op, "dim") + 1, property_of(op, "descending")
@@ -360,7 +306,7 @@ class _Execution:
             ordered = np.sort(x, axis)
             return np.flip(ordered, axis) if descending else ordered
 
-        return self._pure(op, run)
+        return pure(op, run)
 
     def _tt_gather(self, op: Operation) -> Step:
         axis = integer_of(op, "axis") + 1
@@ -370,24 +316,24 @@ class _Execution:
             whole = [np.broadcast_to(each, (count, *each.shape[1:])) for each in (x, index)]
             return np.take_along_axis(whole[0], whole[1].astype(np.int64), axis)
 
-        return self._pure(op, run)
+        return pure(op, run)
 
     def _tt_histogram(self, op: Operation) -> Step:
-        bins = _shape(op.results[0])[0]
+        bins = shape_of(op.results[0].type)[0]
 
         def run(x: Array) -> Array:
             inside = np.where((x >= 0) & (x < bins), x, bins)
             return np.stack([np.bincount(row, minlength=bins + 1)[:bins] for row in inside]).astype(np.int32)
 
-        return self._pure(op, run)
+        return pure(op, run)
 
     # Arithmetic that is not element by element.
 
     def _arith_select(self, op: Operation) -> Step:
         def run(condition: Array, yes: Value, no: Value) -> Value:
-            return _chosen(condition, yes, no)
+            return chosen(condition, yes, no)
 
-        return self._pure(op, run)
+        return pure(op, run)
 
     def _tt_dot(self, op: Operation) -> Step:
         kind = kind_of(op.results[0].type)
@@ -403,7 +349,7 @@ class _Execution:
                 return (product.astype(np.int64) + c).astype(numbers.dtype(kind))
             return numbers.rounded(product + c, kind)
 
-        return self._pure(op, run)
+        return pure(op, run)
 
     def _tt_reduce(self, op: Operation) -> Step:
         axis, body = integer_of(op, "axis") + 1, op.regions[0].blocks[0]
@@ -412,11 +358,11 @@ class _Execution:
         if known is not None:
             dtype = self.numbers.dtype(kind_of(results[0].type))
             if known is np.add and self.numbers.other and kind_of(results[0].type) == "f32":
-                return self._pure(op, lambda x: _added_in_order(x, axis))
-            return self._pure(op, lambda x: known.reduce(x, axis=axis).astype(dtype, copy=False))
+                return pure(op, lambda x: _added_in_order(x, axis))
+            return pure(op, lambda x: known.reduce(x, axis=axis).astype(dtype, copy=False))
 
         def run(frame: Frame, active: Mask) -> None:
-            values = [np.moveaxis(each, axis, 0) for each in _alike(*(frame[each] for each in operands))]
+            values = [np.moveaxis(each, axis, 0) for each in alike(*(frame[each] for each in operands))]
             while len(values[0]) > 1:  # neighbours, so that an operation that does not commute is right too
                 pairs = len(values[0]) // 2
                 rest = [each[2 * pairs :] for each in values]
@@ -450,7 +396,7 @@ class _Execution:
         results, operands = list(op.results), list(op.operands)
 
         def run(frame: Frame, active: Mask) -> None:
-            values = [np.moveaxis(each, axis, 0) for each in _alike(*(frame[each] for each in operands))]
+            values = [np.moveaxis(each, axis, 0) for each in alike(*(frame[each] for each in operands))]
             values = [each[::-1] if backwards else each for each in values]
             if known is not None:
                 found = [known.accumulate(values[0], axis=0).astype(values[0].dtype, copy=False)]
@@ -495,7 +441,7 @@ class _Execution:
             masks = (yes if active is None else active & yes, ~yes if active is None else active & ~yes)
             ends = [self._yielded(body, frame, mask) for body, mask in zip(bodies, masks, strict=True)]
             frame.update(
-                (result, _merged(masks[0], *pair)) for result, pair in zip(op.results, zip(*ends, strict=True), strict=True)
+                (result, merged(masks[0], *pair)) for result, pair in zip(op.results, zip(*ends, strict=True), strict=True)
             )
 
         return run
@@ -515,14 +461,14 @@ class _Execution:
             carried = [frame[each] for each in starts]
             induction, last, by = frame[first], frame[stop], frame[step]
             while True:
-                alive = _both(active, induction < last)
+                alive = both(active, induction < last)
                 if alive is not None and not alive.any():
                     break
                 self._stop_if_late()
                 frame[body.args[0]] = induction
                 frame.update(zip(body.args[1:], carried, strict=True))
                 made = self._yielded(body, frame, alive)
-                carried = [_merged(alive, *pair) for pair in zip(made, carried, strict=True)]
+                carried = [merged(alive, *pair) for pair in zip(made, carried, strict=True)]
                 induction = induction + by
             frame.update(zip(op.results, carried, strict=True))
 
@@ -538,13 +484,13 @@ class _Execution:
                 self._stop_if_late()
                 frame.update(zip(head.args, carried, strict=True))
                 condition, *now = self._yielded(head, frame, alive)
-                passed = now if not passed else [_merged(alive, *pair) for pair in zip(now, passed, strict=True)]
-                alive = _both(alive, condition)
+                passed = now if not passed else [merged(alive, *pair) for pair in zip(now, passed, strict=True)]
+                alive = both(alive, condition)
                 if alive is not None and not alive.any():
                     break
                 frame.update(zip(body.args, passed, strict=True))
                 made = self._yielded(body, frame, alive)
-                carried = [_merged(alive, *pair) for pair in zip(made, carried, strict=True)]
+                carried = [merged(alive, *pair) for pair in zip(made, carried, strict=True)]
             frame.update(zip(op.results, passed, strict=True))
 
         return run
@@ -552,313 +498,3 @@ class _Execution:
     def _stop_if_late(self) -> None:
         if self._late():
             raise EndlessLoopError(f"kernel {self._meaning.name}: its TTIR runs for too long")
-
-    # Memory.
-
-    def _tt_addptr(self, op: Operation) -> Step:
-        size = memory_dtype(_pointee(op.operands[0].type)).itemsize
-        return self._pure(op, lambda pointer, offset: pointer + offset.astype(np.int64) * size)
-
-    def _tt_bitcast(self, op: Operation) -> Step:
-        if "!tt.ptr" in str(op.results[0].type):
-            return self._pure(op, lambda x: x)
-        compute = self.numbers.elementwise(op)
-        assert compute is not None
-        return self._pure(op, compute)
-
-    def _tt_make_tensor_ptr(self, op: Operation) -> Step:
-        axes = len(op.operands) // 3
-
-        def run(base: Array, *rest: Array) -> _BlockPointer:
-            wide = [each.astype(np.int64) for each in rest]
-            return _BlockPointer(base, wide[:axes], wide[axes : 2 * axes], wide[2 * axes :])
-
-        return self._pure(op, run)
-
-    def _tt_advance(self, op: Operation) -> Step:
-        def run(block: _BlockPointer, *steps: Array) -> _BlockPointer:
-            return replace(block, offsets=[each + step for each, step in zip(block.offsets, steps, strict=True)])
-
-        return self._pure(op, run)
-
-    def _tt_make_tensor_descriptor(self, op: Operation) -> Step:
-        axes = len(op.operands) // 2
-
-        def run(base: Array, *rest: Array) -> _BlockPointer:
-            wide = [each.astype(np.int64) for each in rest]
-            return _BlockPointer(base, wide[:axes], wide[axes:], [np.zeros(1, np.int64)] * axes)
-
-        return self._pure(op, run)
-
-    def _tt_descriptor_load(self, op: Operation) -> Step:
-        descriptor, *places = op.operands
-        return self._load(op, descriptor, None, None, _ZERO_PADDING, places)
-
-    def _tt_descriptor_store(self, op: Operation) -> Step:
-        descriptor, value, *places = op.operands
-        return self._store(op, descriptor, value, None, places)
-
-    def _through(
-        self, op: Operation, block: _BlockPointer, kind: Attribute, places: Sequence[Array] = ()
-    ) -> tuple[Array, Array | None]:
-        """The addresses of a tile behind a block pointer, and which of them are inside along the axes that are checked.
-
-        Those of a tensor descriptor, to which an access gives places, are all checked.
-        """
-        shape, size = _shape_of(kind), memory_dtype(kind_of(kind)).itemsize
-        found = property_of(op, "boundaryCheck")
-        checked = {int(axis) for axis in found.get_values()} if isinstance(found, DenseArrayBase) else set()
-        if places:
-            block, checked = replace(block, offsets=[each.astype(np.int64) for each in places]), set(range(len(shape)))
-        addresses, inside = block.base.reshape(-1, *(1,) * len(shape)), None
-        for axis, length in enumerate(shape):
-            spread = (-1, *(length if i == axis else 1 for i in range(len(shape))))
-            place = (block.offsets[axis][:, None] + np.arange(length)).reshape(spread)
-            addresses = addresses + place * _column(block.strides[axis], len(shape)) * size
-            if axis in checked:
-                here = (place >= 0) & (place < _column(block.sizes[axis], len(shape)))
-                inside = here if inside is None else inside & here
-        return addresses, inside
-
-    def _tt_load(self, op: Operation) -> Step:
-        padding = property_of(op, "padding")
-        return self._load(op, *_segments(op), integer_of(op, "padding") if padding is not None else 0)
-
-    def _load(
-        self,
-        op: Operation,
-        pointer: SSAValue,
-        mask: SSAValue | None,
-        other: SSAValue | None,
-        padded: int,
-        places: Sequence[SSAValue] = (),
-    ) -> Step:
-        (result,) = op.results
-        kind = kind_of(result.type)
-        dtype = memory_dtype(kind)
-
-        def run(frame: Frame, active: Mask) -> None:
-            address, rest = frame[pointer], frame[other] if other is not None else None
-            inside = frame[mask] if mask is not None else None
-            if isinstance(address, _BlockPointer):
-                address, inside = self._through(op, address, result.type, [frame[each] for each in places])
-                if padded == _LARGEST_NAN:
-                    rest = np.array(np.nan, self.numbers.dtype(kind))
-                elif padded == _ZERO_PADDING:
-                    rest = np.array(0, self.numbers.dtype(kind))
-            taken = _taking_part(address, inside, active)
-            if taken is not None:
-                address, taken = np.broadcast_arrays(address, taken)
-            with self._outside(op, frame):
-                loaded = self.numbers.from_memory(self._memory.read(address, taken, dtype), kind)
-            if inside is not None:
-                fill = self.numbers.undefined(loaded.shape, kind) if rest is None else rest
-                loaded = np.where(inside, loaded, fill).astype(loaded.dtype, copy=False)
-            frame[result] = loaded
-
-        return run
-
-    def _tt_store(self, op: Operation) -> Step:
-        pointer, value, mask = (*op.operands, None)[:3]
-        return self._store(op, pointer, value, mask)
-
-    def _store(
-        self, op: Operation, pointer: SSAValue, value: SSAValue, mask: SSAValue | None, places: Sequence[SSAValue] = ()
-    ) -> Step:
-        kind = kind_of(value.type)
-
-        def run(frame: Frame, active: Mask) -> None:
-            address, inside = frame[pointer], frame[mask] if mask is not None else None
-            if isinstance(address, _BlockPointer):
-                address, inside = self._through(op, address, value.type, [frame[each] for each in places])
-            raw = self.numbers.to_memory(frame[value], kind)
-            taken = _taking_part(address, inside, active, len(raw))
-            if taken is None:
-                address, raw = np.broadcast_arrays(address, raw)
-            else:
-                address, raw, taken = np.broadcast_arrays(address, raw, taken)
-            with self._outside(op, frame):
-                self._memory.write(address, taken, raw)
-
-        return run
-
-    def _tt_atomic_rmw(self, op: Operation) -> Step:
-        pointer, value, mask = (*op.operands, None)[:3]
-        kind, (result,) = kind_of(value.type), op.results
-        combine = self._combined(_ATOMICS[integer_of(op, "atomic_rmw_op")])
-        return self._atomic(op, pointer, [value], mask, kind, result, combine)
-
-    def _tt_atomic_cas(self, op: Operation) -> Step:
-        pointer, expected, value = op.operands
-        kind, (result,) = kind_of(value.type), op.results
-        return self._atomic(
-            op, pointer, [expected, value], None, kind, result, lambda old, want, new: new if old == want else old
-        )
-
-    def _atomic(
-        self,
-        op: Operation,
-        pointer: SSAValue,
-        values: Sequence[SSAValue],
-        mask: SSAValue | None,
-        kind: str,
-        result: SSAValue,
-        combine: Callable[..., Any],
-    ) -> Step:
-        """Element by element, in the order of the programs: each returns what was there before."""
-        dtype, numbers = memory_dtype(kind), self.numbers
-
-        def run(frame: Frame, active: Mask) -> None:
-            given = [frame[pointer], *(frame[each] for each in values), frame[mask] if mask is not None else np.True_]
-            given = [each.reshape(each.shape or (1,)) for each in map(np.asarray, given)]
-            address, *operands, inside = np.broadcast_arrays(*given)
-            address, inside = (np.broadcast_to(each, (frame.count, *each.shape[1:])) for each in (address, inside))
-            operands = [np.broadcast_to(each, address.shape) for each in operands]
-            if active is not None:
-                inside = inside & _column(active, inside.ndim - 1)
-            old = np.zeros(address.shape, numbers.dtype(kind))
-            chosen = [np.asarray(each[inside]) for each in operands]
-            with self._outside(op, frame, inside):
-                places = self._memory.places(address[inside], dtype)
-            before = []
-            for (data, at), *one in zip(places, *chosen, strict=True):
-                now = numbers.from_memory(data[at : at + 1], kind)
-                before.append(now[0])
-                data[at : at + 1] = numbers.to_memory(np.asarray([combine(now[0], *one)], now.dtype), kind)
-            old[inside] = np.array(before, old.dtype) if before else old[inside]
-            frame[result] = old
-
-        return run
-
-    @staticmethod
-    def _combined(name: str) -> Callable[..., Any]:
-        def unsigned(compare: Callable[..., Any]) -> Callable[..., Any]:
-            return lambda old, new: compare((old, new), key=lambda each: int(each) & (1 << 8 * each.dtype.itemsize) - 1)
-
-        known: dict[str, Callable[..., Any]] = {
-            "and": lambda old, new: old & new,
-            "or": lambda old, new: old | new,
-            "xor": lambda old, new: old ^ new,
-            "add": lambda old, new: old + new,
-            "fadd": lambda old, new: old + new,
-            "max": max,
-            "min": min,
-            "umax": unsigned(max),
-            "umin": unsigned(min),
-            "xchg": lambda old, new: new,
-        }
-        return known[name]
-
-    def _outside(self, op: Operation, frame: Frame, inside: Array | None = None) -> _Outside:
-        return _Outside(self, op, frame, inside)
-
-    def outside(
-        self, op: Operation, frame: Frame, error: OutsideError, inside: Array | None, shape: tuple[int, ...]
-    ) -> Exception:
-        """The error of an access out of bounds."""
-        each = prod(shape[1:]) if shape else 1
-        at = error.at if inside is None else int(np.flatnonzero(inside.ravel())[error.at])
-        program = at // max(1, each)
-        ids = tuple(int(axis[min(program, len(axis) - 1)]) for axis in frame.programs)
-        name, byte, size = self._memory.named(error.address)
-        kind = _DOES.get(name_of(op).rpartition("_")[2].removeprefix("tt."), "atomic update")
-        line = self._meaning.place(op)
-        where = f" ({line})" if line else ""
-        made = op.operands[0].owner
-        narrow = (
-            isinstance(made, Operation) and name_of(made) == "tt.addptr" and kind_of(made.operands[1].type) in ("i8", "i16")
-        )
-        return OutOfBoundsError(
-            f"kernel {self._meaning.name}, program {ids}: {kind} at byte {byte} of argument {name},"
-            f" outside its storage of {size} bytes{where}{NARROW_INDEX if narrow else ''}"
-        )
-
-
-class _Outside:
-    """Around an access: an error that names program, argument and line."""
-
-    def __init__(self, execution: _Execution, op: Operation, frame: Frame, inside: Array | None) -> None:
-        self._execution, self._op, self._frame, self._inside = execution, op, frame, inside
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
-        if isinstance(error, RacingError):
-            raise RaceError("programs race as Triton defines it, too")
-        if isinstance(error, OutsideError):
-            value = self._op.operands[0]
-            kind = self._op.results[0].type if self._op.results else self._op.operands[1].type
-            shape = _shape_of(kind)
-            shape = shape if isinstance(self._frame[value], (np.ndarray, _BlockPointer)) else ()
-            raise self._execution.outside(self._op, self._frame, error, self._inside, (self._frame.count, *shape)) from None
-
-
-def _pointee(kind: Attribute) -> str:
-    """The element that pointers of a type point to."""
-    text = str(kind)
-    inner = text[text.rindex("!tt.ptr<") + len("!tt.ptr<") :].split(">")[0].split(",")[0]
-    return "ptr" if inner.startswith("!tt.ptr") else inner.strip()
-
-
-def _segments(op: Operation) -> tuple[SSAValue, SSAValue | None, SSAValue | None]:
-    """The pointer, the mask and the rest of a load."""
-    return (*op.operands, None, None)[:3]
-
-
-def _shape(value: SSAValue) -> tuple[int, ...]:
-    return _shape_of(value.type)
-
-
-def _shape_of(kind: Attribute) -> tuple[int, ...]:
-    return tuple(kind.get_shape()) if isinstance(kind, TensorType) else ()
-
-
-def _column(x: Array, axes: int) -> Array:
-    """A number of each program, as it stands beside tiles."""
-    return x.reshape(len(x), *(1,) * axes)
-
-
-def _alike(*values: Array) -> list[Array]:
-    count = max(map(len, values))
-    return [np.broadcast_to(each, (count, *each.shape[1:])) for each in values]
-
-
-def _all_programs(x: Array, count: int) -> Array:
-    return np.broadcast_to(x, (count,))
-
-
-def _both(active: Mask, condition: Array) -> Mask:
-    """Programs that take part and fulfil a condition; None where all do."""
-    if condition.all():
-        return active
-    if len(condition) == 1:
-        return np.zeros(1, bool) if active is None else np.zeros_like(active)
-    return condition if active is None else active & condition
-
-
-def _taking_part(address: Array, inside: Array | None, active: Mask, count: int = 1) -> Array | None:
-    """The mask of an access: programs that do not take part count where addresses or values differ between programs."""
-    programs = max(len(address), len(inside) if inside is not None else 1, count)
-    if active is None or programs == 1:
-        return inside
-    part = _column(active, address.ndim - 1)
-    return part if inside is None else inside & part
-
-
-def _chosen(condition: Array, yes: Value, no: Value) -> Value:
-    """One of two values; a condition of each program chooses whole tiles."""
-    if isinstance(yes, _BlockPointer):
-        return _BlockPointer(
-            _chosen(condition, yes.base, no.base),
-            *(
-                [_chosen(condition, *pair) for pair in zip(one, other, strict=True)]
-                for one, other in ((yes.sizes, no.sizes), (yes.strides, no.strides), (yes.offsets, no.offsets))
-            ),
-        )
-    return np.where(_column(condition, yes.ndim - 1) if condition.ndim == 1 else condition, yes, no)
-
-
-def _merged(mask: Mask, new: Value, old: Value) -> Value:
-    """New values of the programs that take part, old ones of the others."""
-    return new if mask is None or new is old else _chosen(mask, new, old)
