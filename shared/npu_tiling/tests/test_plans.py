@@ -12,7 +12,7 @@ import torch
 from npu_tiling import arguments, operators, plans
 from npu_tiling import chips as detection
 from npu_tiling import launch as fallback
-from npu_tiling.calls import Empty, Size, are_aligned
+from npu_tiling.calls import Empty, Size, are_aligned, derive
 from npu_tiling.direct import DirectCall
 from npu_tiling.dispatch import Function, OperatorLibrary, apply
 from npu_tiling.launch import CountTiling, Kernels
@@ -146,6 +146,15 @@ def test_schema_fake_function_and_opcheck_follow_from_the_record():
     operator = torch.ops.npu_tiling_test_plans.scaled.default
     for twice in (False, True):
         torch.library.opcheck(operator, (torch.randn(3, 5).t().requires_grad_(), None, 2.0, twice))
+
+
+def test_a_record_takes_from_another_what_it_is_not_given():
+    scaled = Scaled(torch.ones(2), None, 2.0, True)
+    assert derive(Scaled, scaled, factor=3.0) == Scaled(scaled.x, None, 3.0, True)
+    with pytest.raises(TypeError, match="'factors'"):
+        derive(Scaled, scaled, factors=3.0)
+    with pytest.raises(AttributeError, match="BLOCK"):
+        derive(Tile, scaled)
 
 
 def test_equal_calls_become_a_function_and_other_calls_do_not(launches):

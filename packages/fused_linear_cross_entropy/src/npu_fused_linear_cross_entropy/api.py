@@ -108,8 +108,8 @@ def fused_linear_cross_entropy(
         return_lse: also return L [...]; 0 where ignored.
         return_entropy: also return the entropy [...], L - sum p z with p = exp(z - L); 0 where ignored. Of the extras it
             alone is differentiable; with probabilities the z-loss is.
-        accum_dtype: dtype of the weight's gradient while several chunks of tokens add to it: torch.float32, or None for fp32
-            if the budget has room for it, else the weight's dtype, which is rounded once a chunk.
+        accum_dtype: dtype of the weight's gradient while several chunks of tokens add to it: torch.float32 (fp64 for an fp64
+            weight), or None for fp32 if the budget has room for it, else the weight's dtype, which is rounded once a chunk.
         chunk_tokens: tokens of a chunk; None: chosen from the device and the budget.
         memory_budget: bytes for logits and sums, without inputs and gradients; None for a default. If it holds too few
             tokens, logits are computed twice, in chunks of the vocabulary.

@@ -165,7 +165,7 @@ class Signature:
 def derive(kind: type[Record], call: Any, **fields: Any) -> Record:
     """A record with these fields, whose others are those of `call`. PyTorch 2.7 and 2.8 trace no `_replace`."""
     names: Sequence[str] = kind._fields  # type: ignore[attr-defined]
-    return kind(*[fields[name] if name in fields else getattr(call, name) for name in names])
+    return kind(**{name: getattr(call, name) for name in names if name not in fields}, **fields)
 
 
 def flat(values: Iterable[Any]) -> list[Any]:
