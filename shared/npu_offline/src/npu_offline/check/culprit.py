@@ -87,7 +87,6 @@ _SIGNS = {  # in a TTIR, of faults that no rule of lint looks for, with the way 
     17: ("tt.dot", "let the tile divide the rows, or select behind the product", VERSIONS),
     9: ("scf.while", "write a for loop", ("1.0.0",)),
     2: ("arith.truncf", "round the bits with integer arithmetic", ("1.0.0",)),
-    39: (r"arith\.truncf %\w+ : f32 to bf16", "cast a tile, not one number", ("1.0.0",)),
 }
 
 
