@@ -91,11 +91,14 @@ def exponentiate_half(
     """Stores exponentials of [BLOCK_M, COLUMNS] raw logits; returns their sums and the logits' maxima, [BLOCK_M]."""
     if logit_scale is not None:
         b_z *= logit_scale
-    m_column = (tl.arange(0, COLUMNS) < N - i_column)[None, :]
-    b_e = tl.where(m_column, tl.exp2((b_z - b_reference[:, None]) * LOG2E), 0.0)
+    b_e = tl.exp2(b_z * LOG2E - (b_reference * LOG2E)[:, None])
+    if i_column + COLUMNS > N:  # in other tiles a mask is a tenth of the time that exponentials take
+        m_column = (i_column + tl.arange(0, COLUMNS) < N)[None, :]
+        b_e = tl.where(m_column, b_e, 0.0)
+        b_z = tl.where(m_column, b_z, -float("inf"))
     if d_exponentials is not None:
         d_exponentials.store([i_row, i_column], b_e.to(tl.bfloat16))
-    return tl.sum(b_e, axis=1), tl.max(tl.where(m_column, b_z, -float("inf")), axis=1)
+    return tl.sum(b_e, axis=1), tl.max(b_z, axis=1)
 
 
 @triton.jit
@@ -191,7 +194,7 @@ def cross_entropy_product_sums_kernel(
 
 # Launches.
 
-_SUM_ROWS, _SUM_TILES = 32, 32
+_SUM_ROWS, _SUM_TILES = 32, 256
 
 
 class _Listed(NamedTuple):
