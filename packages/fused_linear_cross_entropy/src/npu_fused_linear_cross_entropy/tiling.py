@@ -4,15 +4,15 @@ Ascend: blocks as large as the Unified Buffer allows, of a length that leaves th
 rows on chip where they are not too long. This module imports no Triton: decide.py reads it on every machine.
 
 The product stores exponentials in its epilogue (sm_90). H200, ms of this kernel, of cuBLAS into bf16 alone, and of a sweep
-over fp32 logits at the memory's rate:
+over fp32 logits at the memory's rate (2026-12-01, the GPU at rest between calls; the sweep 2026-11-29):
 
     tokens x H x V           tiles of 128 x 256    128 x 128    cuBLAS    sweep
-    4096 x 1024 x 151936     2.25                  2.06         1.96      .87
-    2048 x 2880 x 201088     3.72                  3.80         3.53      .58
-    3072 x 4096 x 128256     4.96                  5.22         4.83      .55
+    4096 x 768 x 128256      1.22                  1.22         1.10      -
+    4096 x 1024 x 151936     1.80                  1.94         1.67      .87
+    2048 x 2880 x 201088     3.00                  3.73         2.98      .58
+    3072 x 4096 x 128256     4.06                  5.03         3.90      .55
 
-Two programs of a multiprocessor with tiles of 128 x 128 hide one's exponentials behind the other's products; the larger tile
-reads less. Tiles of 64 x 256 and 256 x 128, four stages, and quarters of a tile instead of halves were slower everywhere.
+Tiles of 64 x 256 and 256 x 128, four stages, and quarters of a tile instead of halves were slower everywhere.
 """
 
 from __future__ import annotations
@@ -293,9 +293,6 @@ _ELEMENTS_PER_WARP = 512  # of a tile
 # With 512 and blocks of 4096: .202 and .103.
 _EXPONENTIALS_PER_WARP = 1024
 _MIN_WARPS, _MAX_WARPS = 4, 16
-_PRODUCT_M, _PRODUCT_H, _STAGES = 128, 64, 3
-_WIDE, _NARROW = 256, 128  # columns of a tile: with the stages and half a tile of exponentials 180 and 115 KB on chip
-_NARROW_TERMS = 2048  # terms of a sum below which tiles are narrow
 _ARCH = "sm_90"  # on other GPUs it was not measured
 _ROWS_IN_CACHE = 24 * 2**20  # bytes of x that programs that run together read, of 50 MB of level 2 cache
 _MIN_OPERATIONS = 2e11  # about .3 ms: a shorter product saves less than its launches cost on the host
@@ -350,26 +347,21 @@ def is_worth_it(tokens: int, width: int, vocabulary: int, device: Device) -> boo
 
 @dataclass(frozen=True, kw_only=True)
 class ProductTiling(Tiling):
-    """Tiles of 128 x 256, or of 128 x 128 where a sum has few terms."""
+    """Tiles of 128 rows of x and 256 of the weight, of which 64 terms are multiplied at a time."""
 
-    why: ClassVar[str] = "tiles of 128 x 256, or of 128 x 128 where a sum has few terms: the table at the top of tiling.py"
+    why: ClassVar[str] = "tiles of 128 x 256: the table at the top of tiling.py"
     decided_at: ClassVar[str] = here()
+    blocks: ClassVar[tuple[int, int, int]] = (128, 256, 64)
 
     width: int
     device: Device = field(repr=False)
-
-    @property
-    def blocks(self) -> tuple[int, int, int]:
-        """Rows of x and of the weight in a tile, and terms that are multiplied at a time."""
-        return _PRODUCT_M, _NARROW if self.width < _NARROW_TERMS else _WIDE, _PRODUCT_H
 
     def column_tiles(self, columns: int) -> int:
         return ceil(columns / self.blocks[1])
 
     def grid(self, rows: int, columns: int) -> int:
         """Programs: as many as are on chip at a time."""
-        per_core = 2 if self.blocks[1] == _NARROW else 1
-        return min(ceil(rows / _PRODUCT_M) * self.column_tiles(columns), per_core * self.device.vector_cores)
+        return min(ceil(rows / self.blocks[0]) * self.column_tiles(columns), self.device.vector_cores)
 
     @property
     def constants(self) -> dict[str, int]:
@@ -379,7 +371,7 @@ class ProductTiling(Tiling):
 
     @property
     def options(self) -> dict[str, int]:
-        return {"num_warps": 4 if self.blocks[1] == _NARROW else 8, "num_stages": _STAGES}
+        return {"num_warps": 8, "num_stages": 3}  # 180 KB on chip, with half a tile of exponentials
 
 
 def is_possible(p: Plan, x: Any, weight: Any, weight_grad: Any) -> bool:
