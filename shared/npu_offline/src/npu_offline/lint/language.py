@@ -11,11 +11,12 @@ from xdsl.ir import Operation, SSAValue
 from ..module.mlir import name_of, property_of
 from .arithmetic import LANES
 from .rules import Compiled, Rule
-from .view import copied_whole_from, integer_bits, kernel_of, pointers_of, root_of, tensor
+from .view import copied_whole_from, integer_bits, is_bf16, kernel_of, pointers_of, root_of, tensor
 
 _EXACT = 2**24  # integers below it are numbers of fp32
 _INT = 32  # bits: what later Tritons sum narrower integers in
 _BYTE = 8  # bits: unsigned bytes are right
+_EQUALITIES = (0, 1)  # what MLIR writes == and != of integers as
 _VIEWS = ("tt.addptr", "tt.splat", "tt.broadcast", "tt.expand_dims")
 _COMPOSED = {"math.fma": "tl.fma", "math.exp2": "tl.exp2", "math.log2": "tl.log2"}
 
@@ -26,6 +27,16 @@ def boolean_comparison(compiled: Compiled) -> Iterator[str]:
     for op, line in compiled.triton:
         if name_of(op) == "arith.cmpi" and _bits(op.operands[0]) == 1 and any(map(_may_be_true, op.operands)):
             yield f"a mask is compared with a number{line}"
+
+
+def ordered_masks(compiled: Compiled) -> Iterator[str]:
+    """Masks that are compared by `<`, `<=`, `>` or `>=` are compared by another relation, or do not compile (compiler fault
+    36). `~a & b` is a < b, and `~a | b` is a <= b."""
+    for op, line in compiled.triton:
+        if name_of(op) == "arith.cmpi" and tensor(op.operands[0]) and _bits(op.operands[0]) == 1:
+            relation = property_of(op, "predicate")
+            if isinstance(relation, IntegerAttr) and relation.value.data not in _EQUALITIES:
+                yield f"masks are compared by their order{line}"
 
 
 def _may_be_true(value: SSAValue) -> bool:
@@ -188,6 +199,35 @@ def lost_rest(compiled: Compiled) -> Iterator[str]:
             yield f"two branches reach the same code{line}"
 
 
+def unchecked_shape(compiled: Compiled) -> Iterator[str]:
+    """triton-ascend does not look at the shape of a tensor descriptor: a tile that reaches over its end is read and written
+    whole (compiler fault 37). Take tiles that divide the shape, `tl.make_block_ptr` with `boundary_check`, or masks."""
+    for op, line in compiled.triton:
+        if name_of(op) in ("tt.descriptor_load", "tt.descriptor_store"):
+            yield f"a tensor descriptor {'reads' if op.results else 'writes'} a whole tile{line}"
+
+
+def split_load(compiled: Compiled) -> Iterator[str]:
+    """A tile that a mask loads, and of which pairs are split, is computed with before it is loaded (compiler fault 38). Load
+    without a mask, or load the halves apart, from `p_x + 2 * o` and from `p_x + 2 * o + 1`."""
+    for op, line in compiled.triton:
+        if name_of(op) == "tt.split":
+            source: SSAValue = op.operands[0]
+            while isinstance(source.owner, Operation) and name_of(source.owner) in ("tt.reshape", "tt.trans"):
+                source = source.owner.operands[0]
+            load = source.owner
+            if isinstance(load, Operation) and name_of(load) == "tt.load" and len(load.operands) > 1:
+                yield f"pairs of a tile that a mask loads are split{line}"
+
+
+def rounded_number(compiled: Compiled) -> Iterator[str]:
+    """A single number that becomes bf16 is rounded away from zero by CANN 8.5 where it is halfway between two, a tile to the
+    even one (compiler fault 39). Make bf16 of a tile."""
+    for op, line in compiled.triton:
+        if name_of(op) == "arith.truncf" and is_bf16(op.results[0].type) and compiled.subject.toolchain == "1.0.0":
+            yield f"a number becomes bf16{line}"
+
+
 def _maker(value: SSAValue) -> Operation | None:
     """What makes a tensor before it is broadcast: an operation, or the loop that carries it."""
     while isinstance(value.owner, Operation) and name_of(value.owner) in _VIEWS[1:]:
@@ -235,6 +275,7 @@ def _bits(value: SSAValue) -> int:
 
 RULES = (
     Rule("boolean-comparison", boolean_comparison),
+    Rule("ordered-masks", ordered_masks),
     Rule("unsigned-arithmetic", unsigned_arithmetic),
     Rule("byte-sum", byte_sum),
     Rule("rounded-division", rounded_division),
@@ -245,4 +286,7 @@ RULES = (
     Rule("dropped-mask", dropped_mask),
     Rule("carried-mask", carried_mask),
     Rule("lost-rest", lost_rest),
+    Rule("unchecked-shape", unchecked_shape),
+    Rule("split-load", split_load),
+    Rule("rounded-number", rounded_number),
 )
