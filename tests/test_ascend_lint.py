@@ -1,6 +1,7 @@
-"""What npu-offline's lint finds in a sample of every package's launches is suppressed in its source, with the reason.
+"""What npu-offline's lint finds in a package's launches is suppressed in its source, with the reason.
 
-`npu-offline lint <package>` looks at all launches, chips of both architectures and compiler versions.
+At each commit a sample of launches is looked at, for one chip and compiler; every night all of them are, as by
+`npu-offline lint <package>`: on chips of both architectures, with every compiler.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import npu_offline
 import pytest
 from npu_offline.check import load_calls, load_sample
 from npu_offline.check.linting import examine_all, load
+from npu_offline.cli import main
 
 PACKAGES = sorted(path.parents[1] for path in Path(__file__).parents[1].glob("packages/*/tests/ascend_calls.py"))
 SOC, TOOLCHAIN = "Ascend910B4", "1.2.0"
@@ -32,3 +34,9 @@ def test_a_sample_of_launches_is_clean(folder):
     assert not [each.problem for each in examined if each.problem]
     found = {(finding.kernel, finding.rule, finding.message) for each in examined for finding in each.findings}
     assert not found
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("folder", PACKAGES, ids=lambda folder: folder.name)
+def test_every_launch_is_clean_and_every_suppression_suppresses(folder, capsys):
+    assert main(["lint", str(folder), "--jobs", "1"]) == 0, capsys.readouterr().out

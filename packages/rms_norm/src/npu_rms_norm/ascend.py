@@ -218,6 +218,7 @@ def backward_kernel(
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     # lint: allow grid: programs of several heads fill whole rounds of all cores
     # lint: allow short-transfer: a partial sum of a head is as wide as the head
+    # lint: allow scalar-reduction: two rows of 4096 and the two that are loaded ahead do not fit
     o_col = tl.arange(0, BLOCK_N)
     s_y_outer, s_y_inner = result_strides(n_outer, n_inner, N, SPLIT == "heads")
     b_scale = load_factor(parameters_of_program(p_weight, n_outer, N, SPLIT), o_col, offset, N, BLOCK_N == N, FACTORS)

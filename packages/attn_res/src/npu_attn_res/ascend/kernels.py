@@ -129,7 +129,6 @@ def attn_res_forward_kernel(
     BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """h, its RMSNorm and the statistics, from one read of every source; the compiler orders the loads."""
-    # lint: allow scalar-reduction: tiles are sized for the 910B's compilers, which need twice what the 950's do
     b_g = load_query(p_query, p_rms_weight, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
     n_blocks = count_blocks(p_count, max_blocks)
     forward_tiles(
@@ -172,6 +171,7 @@ def attn_res_forward_prefetch_kernel(
     # time: rare: that a score is higher by 30 than the first block's
     # lint: allow scalar-reduction: once a tile, whether its sums are too large; and tiles are sized for the 910B's compilers
     # lint: allow strided-transfer: statistics by token, of two or three rows a tile; a backward loads them at once
+    # lint: allow single-buffer: the loop carries the tile of the next source; in fp32 that is the one that is loaded
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     n_blocks = count_blocks(p_count, max_blocks)
@@ -449,8 +449,6 @@ def attn_res_backward_row_kernel(
 ):  # fmt: skip
     """Gradients and partial sums of dg, one row a tile, every <dh, v_i> kept."""
     # lint: allow short-transfer: halves are rows of more than 4 KB; whole rows would fill the chip
-    # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
-    # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     # Columns of a piece, those of the first one and those of the second one that are no padding.
     C: tl.constexpr = (BLOCK_D + 2 * ALIGNMENT - 1) // (2 * ALIGNMENT) * ALIGNMENT if HALVES else BLOCK_D
     N: tl.constexpr = C if HALVES else D

@@ -95,6 +95,7 @@ def attn_res_merge_kernel(
     """h = w o + a p and its RMSNorm, and the new prefix p."""
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
+    # lint: allow nan-maximum: NaN of a score stays in its exponential
     EXACT: tl.constexpr = BLOCK_D == D
     b_g = load_query(p_query, p_rms_weight, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0)):
@@ -130,6 +131,7 @@ def attn_res_merge_backward_kernel(
     """do, dlse, the gradient of the prefix, and partial sums of dg."""
     # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
+    # lint: allow nan-maximum: NaN of a score stays in its exponential
     EXACT: tl.constexpr = BLOCK_D == D
     b_g = load_query(p_query, p_rms_weight, D, D, 1, 1, BLOCK_D)  # [1, BLOCK_D]
     if p_dg is not None:
