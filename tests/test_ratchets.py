@@ -16,9 +16,9 @@ from tools.workspace import ROOT, read_packages
 MOST = {
     "npu_tiling": (20, 5877, 0),
     "rms_norm": (23, 5024, 18),
-    "embedding": (22, 5316, 27),
-    "attn_res": (29, 6859, 21),
-    "fused_linear_cross_entropy": (41, 10203, 15),
+    "embedding": (22, 5313, 27),
+    "attn_res": (29, 6864, 21),
+    "fused_linear_cross_entropy": (41, 10195, 15),
 }
 MOST_PARAMETERS = 35  # of a kernel, or of a function that kernels call
 WANTED_PARAMETERS, MOST_ABOVE = 26, 13  # how many functions have more

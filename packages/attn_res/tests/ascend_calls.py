@@ -21,7 +21,7 @@ SAMPLE = (
     "float32 123",
     "bfloat16 16384",
     "bfloat16 1024, 5 layers",
-    "bfloat16 4608, 1 keys",
+    "bfloat16 4608, 3 keys",
 )
 # Calls that launch every kernel with every value of its flags: executed at each commit.
 WAYS = (
@@ -36,7 +36,7 @@ WAYS = (
     "float32 4096, list",
     "float16 5376, normalised list, weights",
     "bfloat16 4096, bank, in place",
-    "bfloat16 4608, 1 keys",
+    "bfloat16 4608, 3 keys",
     "bfloat16 1000, 4 keys alone",
 )
 # Calls among these that launch every kernel: executed with every compiler, and for an A3.
@@ -47,7 +47,7 @@ KERNELS = (
     "float32 8192",
     "bfloat16 16384",
     "bfloat16 7168, normalised",
-    "bfloat16 4608, 1 keys",
+    "bfloat16 4608, 3 keys",
 )
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from depth import assert_close
 from npu_attn_res import attn_res_keys
+from npu_offline.toolchain.compilation import front_end_of
 
 pytestmark = pytest.mark.usefixtures("npu_poisoned")
 EPS = 1e-6
@@ -256,9 +257,20 @@ def test_sources_and_gradients_come_from_memory_once(queries):
 
 @pytest.mark.compilers
 @compilers
+def test_more_queries_are_little_more_code():
+    """A backward takes them in turns: two compilers took over 15 minutes for the gradients of three, code in a row."""
+    of_two, of_eight = (front_end_of(launched("Ascend910B4", 4, each)[1])[1].count("\n") for each in (2, 8))
+    assert of_eight <= 1.5 * of_two
+
+
+@pytest.mark.compilers
+@compilers
 @pytest.mark.parametrize("toolchain", npu_offline.VERSIONS)
 @pytest.mark.parametrize("soc", ["Ascend910B4", "Ascend950PR_957b"])
-@pytest.mark.parametrize(("n_blocks", "queries"), [(1, 1), (8, 1), pytest.param(8, 3, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    ("n_blocks", "queries"),
+    [(1, 4), (8, 3), *(pytest.param(*each, marks=pytest.mark.nightly) for each in ((1, 1), (8, 1), (12, 4), (2, 8)))],
+)
 @pytest.mark.uncollected(
     "the toolchain has no such target", lambda soc, toolchain: not npu_offline.supported(soc, toolchain)
 )

@@ -34,6 +34,7 @@ NAMES = {
     "HALVES": "a row comes as two halves",
     "HELD": "a program has all sources of a token in registers; else it loops over them",
     "PARTS": "programs that share a token, padded to a power of two",
+    "UNROLL": "queries whose gradients are code in a row",
     "TILES": "sets of sources, which programs that share a token divide",
     "PER_TILE": "sources of a set",
     "VECTOR": "adjacent columns of a thread",

@@ -188,13 +188,13 @@ def attn_res_keys_backward_kernel(
     n_blocks, n_tokens, s_block, s_token, s_prefix,
     D: tl.constexpr, Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_Q: tl.constexpr,  # >= BLOCK_M * Q, >= Q
+    UNROLL: tl.constexpr,  # queries whose gradients are code in a row
 ):  # fmt: skip
     """Gradients of blocks and prefix, and partial sums of dg; sources and gradients of h come from memory once."""
     # lint: allow short-transfer: all blocks of a token come at once, in equal pieces of columns; statistics are few numbers
     # lint: allow strided-transfer: the prefix's statistics stand behind those of the blocks
     # lint: allow unaligned-rows: statistics have as many columns as there are sources; rows are as wide as the caller's
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
-    # lint: allow single-buffer: CANN 9.1 fits three queries beside 4608 columns without code motion
     EXACT: tl.constexpr = D % BLOCK_D == 0
     n_sources = n_blocks if p_prefix is None else n_blocks + 1
     s_query = tl.cast(n_tokens, tl.int64) * D
@@ -251,7 +251,7 @@ def attn_res_keys_backward_kernel(
                     for q in tl.static_range(1, Q):
                         b_sum += pick_number(b_p_k, i * Q + q, ROWS)
                     b_dp = b_p * -b_sum[:, None]
-                for q in tl.static_range(Q):
+                for q in tl.range(0, Q, loop_unroll_factor=UNROLL):
                     b_g = load_rows(p_query + q * D + i_col, 0, 1, n_cols, 1, BLOCK_D, EXACT)
                     b_dh = load_rows(p_dh + s_query * q + i_token * D + i_col, 0, 1, n_cols, 1, BLOCK_D, EXACT)
                     b_factor = pick_row(b_c, i * Q + q, ROWS)[:, None]
@@ -278,8 +278,10 @@ _BLOCK_M = 8  # tokens of a program on Ascend, of which a backward stores one pa
 _CUDA_BLOCK_M = 2  # the tokens of all programs stay in an L2 cache of 50 MB
 _CUDA_ELEMENTS, _CUDA_COLUMNS, _WARPS, _PER_CORE = 8192, 1024, 8, 2
 _COLUMN_BYTES = 8 * 1024  # of a row's transfer on Ascend
-# Bytes of Unified Buffer for every element of a tile [blocks, columns] and of [queries, columns]; tests compile such tiles.
-_BYTES = {"forward": (24, 0), "backward": (32, 12)}
+# Bytes of Unified Buffer for every element of a tile [blocks, columns], of [queries, columns] and of a row of columns; tests
+# compile such tiles. A tile that needs more than there is costs compilers of CANN 9.0 and 9.1 over 15 minutes.
+_BYTES = {"forward": (24, 0, 0), "backward": (20, 15, 36), "backward of many": (20, 20, 36)}
+_MANY = 5  # queries
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -321,10 +323,12 @@ class KeysTiling(CountTiling):
 
 
 def _tiles(task: str, blocks: Mapping[str, Any]) -> list[Tile]:
-    of_sources, of_queries = _BYTES[task]
+    is_of_many = task == "backward" and blocks["Q"] >= _MANY
+    of_sources, of_queries, of_row = _BYTES["backward of many" if is_of_many else task]
     return [
         Tile("sources", (blocks["BLOCK_N"], blocks["BLOCK_D"]), of_sources),
         Tile("queries", (blocks["Q"], blocks["BLOCK_D"]), of_queries),
+        Tile("a row", (1, blocks["BLOCK_D"]), of_row),
         Tile("statistics", (blocks["ROWS"], round_up(blocks["BLOCK_N"], 8)), FP32, 10),
     ]
 
@@ -338,13 +342,13 @@ def choose(task: str, width: int, queries: int, n_blocks: int, itemsize: int, de
         block_n, rows = power_of_two(max(2, n_blocks)), power_of_two(queries)
         block_d = min(power_of_two(width), _CUDA_COLUMNS, _CUDA_ELEMENTS // max(block_n, rows))
         blocks |= {"BLOCK_M": _CUDA_BLOCK_M, "BLOCK_N": block_n, "BLOCK_D": block_d}
-        blocks |= {"ROWS": power_of_two(_CUDA_BLOCK_M * queries), "BLOCK_Q": rows}
+        blocks |= {"ROWS": power_of_two(_CUDA_BLOCK_M * queries), "BLOCK_Q": rows, "UNROLL": queries}
         why, place, per_core = f"at most {_CUDA_ELEMENTS} elements of all sources", here(), _PER_CORE
     else:
         unit = device.ub_align // 2
         padded = round_up(width, unit)
         blocks |= {"BLOCK_M": _BLOCK_M, "BLOCK_N": round_up(max(1, n_blocks), 2), "BLOCK_D": "COLUMNS"}
-        blocks |= {"ROWS": _BLOCK_M * queries, "BLOCK_Q": queries}
+        blocks |= {"ROWS": _BLOCK_M * queries, "BLOCK_Q": queries, "UNROLL": 1}
         columns = Block("COLUMNS", min(padded, _COLUMN_BYTES // itemsize), unit, unit)
         try:
             largest = fit(_tiles(task, blocks), (columns,), device)["COLUMNS"]
