@@ -75,7 +75,6 @@ def sum_bags_kernel(
     """The sum of the rows of each bag, decoded, weighted and times a factor; MEAN: over the number of its ids."""
     # races: allow p_out: blocks of columns overlap at the row's end, where every program writes the same bits
     # lint: allow scalar-loop: ids that lie in the table are counted on scalars, before a tile of rows moves
-    # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
     # lint: allow short-transfer: rows are as wide as the caller's, and ids of a place lie apart
     # lint: allow strided-transfer: ids and weights of one place lie a bag apart, as many as a tile has rows
     o_m = tl.arange(0, BLOCK_M)
@@ -160,8 +159,7 @@ def spread_bags_kernel(
 ):  # fmt: skip
     """dx of each position of a bag, and the gradient of its sample weight. Other arguments: those of `sum_bags_kernel`."""
     # lint: allow scalar-loop: ids that lie in the table are counted on scalars, before a tile of rows moves
-    # lint: allow unaligned-rows: rows are as wide as the caller's; what is no multiple of 32 bytes is padded on chip
-    # lint: allow short-transfer: rows are as wide as the caller's
+    # lint: allow single-buffer: CANN 9.1 on an Ascend950 has one buffer for a piece of 16411 columns
     # lint: allow scalar-reduction: a weight's gradient is one number of two rows
     o_m = tl.arange(0, BLOCK_M)
     n_tiles, n_each = tl.cdiv(n_bags, BLOCK_M), ids_of_each(p_offsets, n, n_bags)

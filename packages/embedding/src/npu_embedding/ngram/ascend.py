@@ -167,7 +167,6 @@ def ngram_rows_kernel(
     # races: allow p_out: blocks of columns overlap at the row's end, where every program writes the same bits
     # lint: allow short-transfer: rows are as wide as the caller's, and a head's lie apart
     # lint: allow scalar-reduction: rows that are no multiple of 32 bytes are fetched one by one, by a number
-    # lint: allow unaligned-rows: such rows are padded on chip
     # races: allow p_rows: every block of columns finds the same rows
     TOKENS: tl.constexpr = BLOCK_M if TILES else 1
     N_HEADS: tl.constexpr = CONTEXT * HEADS

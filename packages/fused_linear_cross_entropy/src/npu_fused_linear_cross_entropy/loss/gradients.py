@@ -59,9 +59,7 @@ def cross_entropy_scale_rows_kernel(
     N: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """out = factor values + g W[target], in fp32 and rounded once."""
-    # lint: allow unaligned-rows: rows are as wide as the caller's; those not of whole 32 bytes are padded on chip
     # lint: allow fill-in-loop: the end of a row that is no whole block
-    # lint: allow short-transfer: rows are as wide as the caller's
     o_lane = tl.arange(0, BLOCK_N)
     for i_row in tl.range(tl.program_id(0), n_rows, tl.num_programs(0)):
         factor = tl.load(p_factors + i_row)
@@ -98,7 +96,6 @@ def cross_entropy_order_kernel(
     N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Sorts tokens by target."""
-    # lint: allow scalar-loop: each token is stored at its rank
     # lint: allow short-transfer: a target is four bytes, and is compared with a tile of others
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_rows, BLOCK_M), tl.num_programs(0)):
         o_row = i_tile * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -137,9 +134,6 @@ def cross_entropy_target_rows_kernel(
     AT_ONCE: tl.constexpr,  # rows that are loaded together
 ):  # fmt: skip
     """Adds g x to the rows of targets. One program takes a run: its sum is fp32, in the order of tokens, rounded once."""
-    # lint: allow scalar-loop: rows are wherever the order says
-    # lint: allow unaligned-rows: rows are as wide as the caller's; those not of whole 32 bytes are padded on chip
-    # lint: allow short-transfer: rows are as wide as the caller's
     for i_place in tl.range(tl.program_id(0), n_rows, tl.num_programs(0)):
         n_run = tl.load(p_runs + i_place)
         if n_run > 0:

@@ -105,7 +105,6 @@ def cross_entropy_exponentials_kernel(
     """Writes E and the statistics of a chunk of columns."""
     # time: rare: that a tile's maximum exceeds the first one's by 30
     # lint: allow scalar-loop: one logit a row, the target's, comes from wherever it is
-    # lint: allow scalar-reduction: once a row, whether its reference was raised
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; those not of whole 32 bytes are padded on chip
     o_row = tl.arange(0, BLOCK_M)
@@ -151,8 +150,6 @@ def cross_entropy_settle_kernel(
 ):  # fmt: skip
     """Runs once S is known: rescales E where k rose, sets the targets' elements to 0, and stores v and g."""
     # time: rare: that a later column exceeds the first ones by 30
-    # lint: allow scalar-loop: one element a row, the target's, is wherever it is
-    # lint: allow single-buffer: compilers for an Ascend950 give the loop that stores the targets' elements one
     # lint: allow scalar-reduction: once a tile of rows, whether their reference was raised
     # lint: allow short-transfer: numbers of rows; exponentials only where a reference was raised
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; those not of whole 32 bytes are padded on chip

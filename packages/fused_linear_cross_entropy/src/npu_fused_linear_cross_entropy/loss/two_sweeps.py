@@ -85,6 +85,7 @@ def cross_entropy_kernel(
 ):  # fmt: skip
     """Statistics of whole rows, and the gradient of the loss that is one number."""
     # lint: allow scalar-loop: one logit a row, the target's, comes from wherever it is
+    # lint: allow single-buffer: rows of one tile stay on chip until their gradient is stored
     # lint: allow short-transfer: a row's tail is as long as its vocabulary makes it; bf16 tiles leave room for the next load
     # lint: allow unaligned-rows: rows are as wide as the vocabulary; those not of whole 32 bytes are padded on chip
     o_row = tl.arange(0, BLOCK_M)

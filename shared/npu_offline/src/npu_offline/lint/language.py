@@ -208,16 +208,17 @@ def unchecked_shape(compiled: Compiled) -> Iterator[str]:
 
 
 def split_load(compiled: Compiled) -> Iterator[str]:
-    """A tile that a mask loads, and of which pairs are split, is computed with before it is loaded (compiler fault 38). Load
-    without a mask, or load the halves apart, from `p_x + 2 * o` and from `p_x + 2 * o + 1`."""
+    """A tile that a mask loads, that is used as rows, and whose rows are split into pairs, is computed with before it is
+    loaded (compiler fault 38). Load without a mask, or load the halves apart, from `p_x + 2 * o` and `p_x + 2 * o + 1`."""
     for op, line in compiled.triton:
         if name_of(op) == "tt.split":
-            source: SSAValue = op.operands[0]
-            while isinstance(source.owner, Operation) and name_of(source.owner) in ("tt.reshape", "tt.trans"):
-                source = source.owner.operands[0]
-            load = source.owner
-            if isinstance(load, Operation) and name_of(load) == "tt.load" and len(load.operands) > 1:
-                yield f"pairs of a tile that a mask loads are split{line}"
+            maker, uses = op.operands[0].owner, 1
+            while isinstance(maker, Operation) and name_of(maker) == "tt.reshape":
+                uses = max(uses, len(list(maker.results[0].uses)))
+                maker = maker.operands[0].owner
+            is_masked = isinstance(maker, Operation) and name_of(maker) == "tt.load" and len(maker.operands) > 1
+            if is_masked and uses > 1:
+                yield f"pairs of rows that a mask loads are split{line}"
 
 
 def rounded_number(compiled: Compiled) -> Iterator[str]:
