@@ -337,3 +337,34 @@ def described(x, M, N, BM: tl.constexpr, BN: tl.constexpr):
 def looked_up(x, table, y, N: tl.constexpr):
     o = tl.arange(0, N)
     tl.store(y + o, tl.load(table + tl.load(x + o).to(tl.uint8), mask=o < N))
+
+
+@triton.jit
+def to_bytes(x, y, n, scale, CLAMPS: tl.constexpr, N: tl.constexpr):
+    o = tl.program_id(0) * N + tl.arange(0, N)
+    b = tl.load(x + o, mask=o < n, other=0.0) * scale
+    if CLAMPS:
+        b = tl.minimum(tl.maximum(b, -128.0), 127.0)
+    tl.store(y + o, b.to(tl.int8), mask=o < n)
+
+
+@triton.jit
+def root(x, y):
+    b_x = tl.load(x + tl.program_id(0))
+    low = 0
+    high = b_x + 1
+    while low < high:  # high = low + 1 stays so
+        middle = (low + high) // 2
+        if middle * middle <= b_x:
+            low = middle
+        else:
+            high = middle
+    tl.store(y + tl.program_id(0), low)
+
+
+@triton.jit
+def add_to_each(table, lengths, y, N: tl.constexpr):
+    i = tl.program_id(0)
+    p = tl.load(table + i).to(tl.pointer_type(tl.float32))
+    o = tl.arange(0, N)
+    tl.store(y + i * N + o, tl.load(p + o, mask=o < tl.load(lengths + i), other=0.0) + 1.0)

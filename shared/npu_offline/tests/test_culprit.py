@@ -8,10 +8,10 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from culprit_kernels import divided, doubled, products_of_a_group, states
+from culprit_kernels import add_to_each, divided, doubled, products_of_a_group, states
 from npu_offline import emulate
 from npu_offline.cli import main
-from npu_offline.errors import OutOfBoundsError, RaceError
+from npu_offline.errors import OutOfBoundsError, RaceError, UnsupportedError
 from npu_offline.execute.meaning.compare import unlike
 
 from testing import forks
@@ -74,6 +74,12 @@ SOFTMAX = "x=fp32:16x100 y=fp32:16x100 columns=100 BLOCK=128 --grid 16 --expect 
         ),
         ("divided x=i32:64:100 by=i32:64:0..3 y=i32:64 z=i32:64 N=64 --grid 1", "every level that ran computes the same"),
         ("summed x=fp32:64 y=fp32:1 N=64 --grid 1 --expect y=x.sum()", "right: "),
+        ("to_bytes x=fp32:64 y=i8:64 n=64 scale=100.0 CLAMPS=False N=64 --grid 1", KERNEL),
+        ("to_bytes x=fp32:64 y=i8:64 n=64 scale=100.0 CLAMPS=True N=64 --grid 1", "every level that ran computes the same"),
+        (
+            "to_bytes x=fp32:64:0..1 y=i8:64 n=64 scale=100.0 CLAMPS=False N=64 --grid 1 --expect y=(x*100).trunc()",
+            "right: ",
+        ),
     ],
     ids=lambda value: value.split()[0] if "=" in value else None,
 )
@@ -152,6 +158,21 @@ def test_a_kernel_that_is_refused_is_named_with_its_line(call, text, said, capsy
     (found,) = [each for each in printed if re.match(rf"\S*culprit_kernels.py:{line}:\d+: ", each)]
     assert found.partition(": ")[2].startswith(said)
     assert [each for each in printed if each.startswith("not run: ")] == [f"not run: {call.split()[0]}"]
+
+
+def test_a_kernel_whose_ttir_does_not_end_either_is_named_with_its_loop(capsys):
+    assert main(["all", f"{FILE}::root", "x=i32:4:10000", "y=i32:4", "--grid", "4", "--limit", "1"]) == 1
+    said = capsys.readouterr().out
+    assert re.search(rf"{FILE.name}:\d+:17: {KERNEL}.* does not end, .*; its TTIR does not end either", said), said
+    assert said.rstrip().endswith("time: not run: a loop does not end")
+
+
+def test_pointers_to_what_is_no_argument_are_not_executed():
+    """They are no addresses out of bounds: what they point to is not known."""
+    x, y = torch.ones(100), torch.zeros(1, 128)
+    table, lengths = torch.tensor([x.data_ptr()]), torch.tensor([100], dtype=torch.int32)
+    with emulate("Ascend910B4", meaning="only"), pytest.raises(UnsupportedError, match="points into no argument"):
+        add_to_each[(1,)](table, lengths, y, 128)
 
 
 def test_a_narrow_index_that_counts_as_signed_is_named_so(capsys):

@@ -17,13 +17,15 @@ from torch import Tensor
 
 from ..errors import DoesNotFitError, OfflineError, RaceError
 from ..execute.faults import MASK_OR_STRIDE
-from ..execute.meaning.compare import unlike
+from ..execute.meaning.compare import undefined, unlike
 from ..launches import LaunchRecord
 from ..lint.catalogue import RULES
 from ..lint.engine import lint_kernel
 from ..lint.rules import Compiled, subject_of
 from ..toolchain.compilation import front_end_of
 from ..toolchain.compilers import VERSIONS
+from ..toolchain.messages import CRASHED
+from .calls import ttir_of
 from .compilation import largest_that_fit
 from .execution import LINALG, MEANING, MOVED, RACING
 from .run_calls import Outcome, run_whole
@@ -71,7 +73,7 @@ _OF_COMPILERS = set(range(1, 100)) - _OF_FRONT_END
 _MOST = 2  # faults that are named
 _IN_ORDER = 4  # times what a kernel's roundings may move: how far its sums may be off in another order
 _SIGNS = {  # in a TTIR, of faults that no rule of lint looks for, with the way round, and the compilers that have it
-    13: ("tt.mulhiui", "multiply halves of 16 bits", VERSIONS),
+    13: ("tt.mulhiui", "multiply halves of 16 bits; in place of tl.rand and its like load numbers of PyTorch's", VERSIONS),
     16: ("tt.atomic_cas", "compare what it returns with the new value", VERSIONS),
     18: ("boundaryCheck = array<i32: [0-9]>", "check every axis: boundary_check=(0, 1)", VERSIONS),
     38: (
@@ -160,7 +162,10 @@ def judged(
         found = dict.fromkeys(largest_that_fit(record, soc, version) for record in records())
         return "".join(f"; {text}" for text in found if text)
 
-    yield from verdicts_of(outcomes, functools.cache(signs), again, fitting, expected=expected)
+    def converts() -> bool:
+        return any(re.search("arith.fpto[su]i", text) for text in ttir_of(records()).values())
+
+    yield from verdicts_of(outcomes, functools.cache(signs), again, fitting, converts, expected=expected)
 
 
 def verdicts_of(
@@ -168,6 +173,7 @@ def verdicts_of(
     signs: Signs,
     again: Callable[[str, str], Outcome],
     fitting: Callable[[str], str],
+    converts: Callable[[], bool],
     *,
     expected: bool,
 ) -> Iterator[Verdict]:
@@ -180,12 +186,13 @@ def verdicts_of(
         signs: as `signs_in` finds them with a version of the compiler, or none.
         again: runs the call again, given the kind of numbers and a level.
         fitting: what would fit with a version of the compiler, behind what says that the kernel does not.
+        converts: whether a kernel makes integers of floats.
         expected: whether results were compared with an expectation.
     """
     by_level = {outcome.level: outcome for outcome in outcomes}
     meaning, linalg = by_level[MEANING], by_level[LINALG]
     moved = functools.cache(lambda numbers: again(numbers, MOVED).results.get("", {}))
-    found = list(_of_ir(meaning, linalg, signs, again, moved))
+    found = list(_of_ir(meaning, linalg, signs, again, moved, converts))
     by_text: dict[str, list[str]] = {}
     too_large: dict[str, list[str]] = {}
     for version, final in by_level.items():
@@ -195,7 +202,8 @@ def verdicts_of(
         elif version in CANN and not final.refused and not linalg.problem:
             text = _told(final) or _unlike(final, linalg, moved, "Linalg IR")
             if text:
-                by_text.setdefault(text + _hint(signs(version), _OF_COMPILERS), []).append(version)
+                hint = "" if CRASHED in text else _hint(signs(version), _OF_COMPILERS)
+                by_text.setdefault(text + hint, []).append(version)
     for text, versions in too_large.items():
         found.append(Verdict(KERNEL, f"it does not fit with {_named(versions)}: {text}"))
     for text, versions in by_text.items():
@@ -241,9 +249,18 @@ def _named(versions: Sequence[str]) -> str:
 
 
 def _of_ir(
-    meaning: Outcome, linalg: Outcome, signs: Signs, again: Callable[[str, str], Outcome], moved: Moved
+    meaning: Outcome,
+    linalg: Outcome,
+    signs: Signs,
+    again: Callable[[str, str], Outcome],
+    moved: Moved,
+    converts: Callable[[], bool],
 ) -> Iterator[Verdict]:
     """What TTIR and Linalg IR say of the kernel and of the front end."""
+    if meaning.endless and linalg.endless:
+        place = _PLACE.search(meaning.problem)
+        yield Verdict(KERNEL, f"{linalg.problem}{place[0] if place else ''}; its TTIR does not end either")
+        return
     if meaning.refused:
         if not linalg.ok:
             yield Verdict(f"{KERNEL}, or {FRONT_END},", _said(linalg))
@@ -263,6 +280,8 @@ def _of_ir(
         return
     if linalg.problem:
         yield Verdict(FRONT_END, f"{_told(linalg)}; its TTIR does not{_hint(signs(VERSIONS[-1]), _OF_FRONT_END)}")
+    elif text := converts() and _undefined(meaning, moved):
+        yield Verdict(KERNEL, text)
     elif text := _unlike(linalg, meaning, moved, "TTIR"):
         yield Verdict(FRONT_END, f"{text}{_hint(signs(VERSIONS[-1]), _OF_FRONT_END - _OF_BOUNDS)}")
 
@@ -292,6 +311,16 @@ def _unlike(outcome: Outcome, before: Outcome, moved: Moved, source: str) -> str
             said = unlike(name, results[name], meant, functools.partial(_moved, moved, numbers, name, meant))
             if said:
                 return f"{numbers and f'{numbers}: '}{said} as its {source} says"
+    return ""
+
+
+def _undefined(meaning: Outcome, moved: Moved) -> str:
+    """The first result that Triton does not define."""
+    for numbers, results in meaning.results.items():
+        for name, meant in results.items():
+            said = undefined(name, meant, functools.partial(_moved, moved, numbers, name, meant))
+            if said:
+                return f"{numbers and f'{numbers}: '}{said}"
     return ""
 
 

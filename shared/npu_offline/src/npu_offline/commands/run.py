@@ -86,11 +86,13 @@ def _run(options: argparse.Namespace) -> int:
     asked = {LINALG} if options.linalg_only else set(options.toolchain or (LINALG, *versions))
     written: list[dict[str, object]] = []
     found: list[Verdict] = []
+    options.endless = False
     good, unrun = True, [f"final modules, {version}" for version in sorted(asked - {LINALG, *versions})]
     for label, functions in runs:
         console.print(label, markup=False, highlight=False)
         outcomes = list(run_calls.run_levels(label, functions, options.soc, (MEANING, LINALG, *versions)))
         console.print(_levels(outcomes))
+        options.endless |= any(outcome.endless for outcome in outcomes)
         if outcomes[1].launches:
             console.print(_bytes(outcomes[1].launches))
         call = (label, next(iter(functions.values())))

@@ -35,7 +35,7 @@ def read_plan(module: ModuleOp) -> Plan:
     used = dict.fromkeys(SPACES.values(), 0)
     doubled: list[bool] = []
     for op in module.walk():
-        if name_of(op) == "hivm.hir.pointer_cast":
+        if name_of(op) == "hivm.hir.pointer_cast" and space_of(op.results[0].type) != "gm":  # a pointer that it has read
             space, end = _buffer_end(op)
             used[space] = max(used[space], end)
         doubled += [

@@ -7,6 +7,7 @@ import re
 _ASSERTION = re.compile(r"[\w.]+(?:/[\w.]+)*?/?([\w.]+:\d+): .*?(Assertion [`'].*' failed)")
 _FRAME = re.compile(r"^\s*#\d+ 0x|^PLEASE submit|^Stack dump|^\d+\.\s+Program arguments|^\s*\^\s*$|^\s*$")
 _LOCATIONS = re.compile(r"^(?:loc\([^)]*\): |<stdin>:\d+:\d+: )+")
+CRASHED = "it crashed, and said nothing but its stack frames"
 _SHOWN = 12  # lines
 _ADVICE = {
     "Only reduce or reduce with index are supported": "tl.reduce takes one value, or a value and its index: reduce several"
@@ -31,4 +32,4 @@ def reason(said: str) -> str:
     specific = [line for line in errors if "Failed to run BiShengHIR pipeline" not in line]
     shown = assertions or specific or errors or list(lines)[-_SHOWN:]
     advice = [text for sign, text in _ADVICE.items() if sign in said]
-    return "\n".join([*shown[:_SHOWN], *advice]) or "it crashed, and said nothing but its stack frames"
+    return "\n".join([*shown[:_SHOWN], *advice]) or CRASHED

@@ -11,7 +11,7 @@ import numpy as np
 from xdsl.dialects.builtin import DenseArrayBase
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from ...errors import OutOfBoundsError, RaceError
+from ...errors import OutOfBoundsError, RaceError, UnsupportedError
 from ...module.mlir import name_of, property_of
 from ..faults import NARROW_INDEX
 from .memory import Memory, OutsideError, RacingError
@@ -40,6 +40,11 @@ class Accesses:
             numbers: arithmetic.
         """
         self._name, self._place, self._memory, self.numbers = name, place, memory, numbers
+        self._makes_pointers = False  # of integers
+
+    def _tt_int_to_ptr(self, op: Operation) -> Step:
+        self._makes_pointers = True
+        return pure(op, lambda x: x)
 
     def _tt_addptr(self, op: Operation) -> Step:
         size = memory_dtype(_pointee(op.operands[0].type)).itemsize
@@ -242,6 +247,8 @@ class Accesses:
         self, op: Operation, frame: Frame, error: OutsideError, inside: Array | None, shape: tuple[int, ...]
     ) -> Exception:
         """The error of an access out of bounds."""
+        if self._makes_pointers and self._memory.is_real(error.address):
+            return UnsupportedError(f"a pointer that kernel {self._name} reads from memory points into no argument")
         each = prod(shape[1:]) if shape else 1
         at = error.at if inside is None else int(np.flatnonzero(inside.ravel())[error.at])
         program = at // max(1, each)

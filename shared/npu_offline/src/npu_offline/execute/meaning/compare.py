@@ -14,7 +14,35 @@ _OF_OWN = 8  # times how far rounding moves the element itself
 _OF_TYPICAL = (
     32  # times how far it moves half of all elements: sums in two orders are as far apart as their errors are large
 )
+_LIMITS = [limit for bits in (8, 16, 32, 64) for limit in (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1, 2**bits - 1)]
+_ROUNDED = 1e-3  # of a large integer: what rounding may move it
 _SHARE = 0.02  # of integers that are rounded from floats may be rounded apart
+
+
+def undefined(name: str, meant: Tensor, moved: Callable[[], Tensor]) -> str:
+    """Which integers come of floats that their type does not hold; empty if none does.
+
+    `moved` has the nearest number in their place, `meant` the last bits: Triton defines neither.
+
+    Args:
+        name, meant, moved: as of `unlike`; the other launch is computed for integers.
+    """
+    import torch
+
+    if meant.is_floating_point() or meant.dtype == torch.bool:
+        return ""
+    z = moved()
+    y, nearest = meant.double(), z.double()
+    off = torch.isin(nearest, torch.tensor(_LIMITS, dtype=nearest.dtype)) & (nearest != 0)
+    off &= (nearest - y).abs() > 1 + _ROUNDED * nearest.abs()
+    if not bool(off.any()):
+        return ""
+    at = tuple(off.nonzero()[0].tolist())
+    place = f"{name}[{', '.join(map(str, at))}]" if at else name
+    return (
+        f"{int(off.sum())} of {off.numel()} elements of {name} come of numbers that their integers do not hold:"
+        f" {place} may be {int(meant[at])}, or {int(z[at])}; tl.clamp before the cast"
+    )
 
 
 def unlike(name: str, got: Tensor, meant: Tensor, moved: Callable[[], Tensor]) -> str:

@@ -79,12 +79,17 @@ class Memory:
         position = self._storages.index((bounds[0], bounds[1]))
         return ((position + 1) << _APART) + real - bounds[0]
 
+    @staticmethod
+    def is_real(address: int) -> bool:
+        """Whether an address is one of this process, as pointers that tensors hold are."""
+        return address < 1 << _APART
+
     def named(self, address: int) -> tuple[str, int, int]:
         """The argument that an address is nearest to, the byte of it that is meant, and the bytes of its storage."""
         if not self._storages:
             return "", address, 0
         first, low, high, _ = self._places[max(0, bisect_right(self._firsts, address + (1 << _APART - 1)) - 1)]
-        if address < 1 << _APART:
+        if self.is_real(address):
             first, low, high, _ = self._places[max(0, bisect_right(self._firsts, address) - 1)]
         offset = address - first
         for name, value in self._pointers.items():

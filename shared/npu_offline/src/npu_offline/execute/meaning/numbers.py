@@ -166,7 +166,7 @@ class Numbers:
                 nan = integer_of(op, "propagateNan") != 0
                 least, most = (np.minimum, np.maximum) if nan else (np.fmin, np.fmax)
                 return lambda x, low, high: least(most(x, low), high)
-            case "tt.int_to_ptr" | "tt.ptr_to_int":
+            case "tt.ptr_to_int":
                 return lambda x: x
             case "arith.mulsi_extended" | "arith.mului_extended":
                 high = _high_half(unsigned=name == "arith.mului_extended")

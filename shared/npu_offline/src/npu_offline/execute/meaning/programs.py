@@ -464,7 +464,7 @@ class _Execution(Accesses):
                 alive = both(active, induction < last)
                 if alive is not None and not alive.any():
                     break
-                self._stop_if_late()
+                self._stop_if_late(op)
                 frame[body.args[0]] = induction
                 frame.update(zip(body.args[1:], carried, strict=True))
                 made = self._yielded(body, frame, alive)
@@ -481,7 +481,7 @@ class _Execution(Accesses):
             carried, alive = [frame[each] for each in op.operands], active
             passed: list[Value] = []
             while True:
-                self._stop_if_late()
+                self._stop_if_late(op)
                 frame.update(zip(head.args, carried, strict=True))
                 condition, *now = self._yielded(head, frame, alive)
                 passed = now if not passed else [merged(alive, *pair) for pair in zip(now, passed, strict=True)]
@@ -495,6 +495,9 @@ class _Execution(Accesses):
 
         return run
 
-    def _stop_if_late(self) -> None:
+    def _stop_if_late(self, loop: Operation) -> None:
         if self._late():
-            raise EndlessLoopError(f"kernel {self._meaning.name}: its TTIR runs for too long")
+            where = next(filter(None, map(self._meaning.place, loop.walk())), "")  # a `while` has none itself
+            raise EndlessLoopError(
+                f"kernel {self._meaning.name}: its TTIR runs for too long{f', in a loop ({where})' if where else ''}"
+            )
