@@ -1,5 +1,6 @@
 """Bad input is refused with one sentence that names the argument, what it was and what it must be."""
 
+import pytest
 import torch
 from npu_fused_linear_cross_entropy import FusedLinearCrossEntropyLoss as Loss
 from npu_fused_linear_cross_entropy import Teacher, patch
@@ -152,3 +153,14 @@ REFUSED = {
     },
 }
 WIDE = (Wide("x", loss, (X, W, Y)),)
+
+
+def test_a_tensor_without_data_is_refused_also_after_an_equal_call():
+    x, weight, target, bias = torch.randn(4, 8), torch.randn(5, 8), torch.arange(4), torch.randn(5)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="weight is on meta and must be on x's device, cpu"):
+            loss(x, weight.to("meta"), target)
+        with pytest.raises(ValueError, match="bias is on meta and must be on x's device, cpu"):
+            log_probs(x, weight, target, bias.to("meta"))
+        loss(x, weight, target)
+        log_probs(x, weight, target, bias)

@@ -233,6 +233,7 @@ def test_equal_calls_are_checked_once(launches):
     for _ in range(3):
         assert torch.equal(checked(x), 2 * x)
     assert len(asked) == 1
+    assert OPERATOR.if_checked(check, Scaled(x, x.to("meta"), 2.0, False)) is None
     for wrong in ("a string", None, 3, [x], torch.randn(())):
         with pytest.raises((TypeError, ValueError), match="x"):
             checked(wrong)

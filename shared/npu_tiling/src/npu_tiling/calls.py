@@ -45,7 +45,7 @@ _TENSORS = (Tensor, Tensor | None, Sequence[Tensor])
 _CASTS: dict[Any, Callable[[Any], Any]] = {float: lambda value: float(value) + 0.0, bool: bool}
 _CASTS[float | None] = lambda value: None if value is None else float(value) + 0.0
 _CASTS[Sequence[bool]] = tuple
-_shape, _dtype = attrgetter("shape"), attrgetter("dtype")
+_shape, _dtype, _is_meta = map(attrgetter, ("shape", "dtype", "is_meta"))
 # Places in a key, from its end: which addresses are not aligned (0: all are); whether all are; whether all tensors are
 # plain, so that PyTorch's dispatcher has nothing to do for them.
 UNALIGNED, IS_ALIGNED, IS_PLAIN = -3, -2, -1
@@ -196,7 +196,7 @@ def facts_of(tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], int, bool]:
     if not tensors:
         return (), 0, True
     bits = functools.reduce(or_, map(Tensor.data_ptr, tensors), 0)
-    plain = PLAIN.issuperset(map(type, tensors)) and not any(map(Tensor.is_neg, tensors))
+    plain = PLAIN.issuperset(map(type, tensors)) and not any(map(Tensor.is_neg, tensors)) and not any(map(_is_meta, tensors))
     aligned = not bits % (LIST_ALIGNMENT * tensors[0].itemsize)
     shapes, dtypes, devices = {*map(_shape, tensors)}, {*map(_dtype, tensors)}, {*map(Tensor.get_device, tensors)}
     if len(shapes) == len(dtypes) == len(devices) == 1 and all(map(Tensor.is_contiguous, tensors)):
@@ -231,7 +231,7 @@ def _key(kinds: Mapping[str, Any]) -> Callable[..., tuple[Any, ...] | None]:
     """
     first = next(field for field, kind in kinds.items() if kind is Tensor)
     alone = [field for field, kind in kinds.items() if kind in (Tensor, Tensor | None)]  # in no list
-    lines, entries, plain = ["bits = 0"], [f"{first}.device"], [f"not {first}.is_meta"]
+    lines, entries, plain = ["bits = 0"], [f"{first}.device"], list[str]()
     for field, kind in kinds.items():
         if kind == Sequence[bool]:
             entries.append(f"tuple({field})")
@@ -245,7 +245,7 @@ def _key(kinds: Mapping[str, Any]) -> Callable[..., tuple[Any, ...] | None]:
             entries += [field, f"type({field})"]
             continue
         facts = f"{field}.shape, {field}.is_contiguous() or {field}.stride(), {field}.dtype, {field}.get_device()"
-        is_plain = f"type({field}) in PLAIN and not {field}.is_neg()"
+        is_plain = f"type({field}) in PLAIN and not {field}.is_neg() and not {field}.is_meta"
         if kind is Tensor:
             lines.append(f"bits |= {field}.data_ptr()")
             entries.append(facts)

@@ -99,7 +99,7 @@ class Patch:
     package: str
     replaced: tuple[Entry, ...]
     left: tuple[Entry, ...]
-    _swaps: tuple[_Swap, ...] = field(repr=False, compare=False)
+    _swaps: list[_Swap] = field(repr=False, compare=False)
     _fallbacks: dict[Entry, None] = field(repr=False, compare=False)
 
     @property
@@ -121,6 +121,7 @@ class Patch:
         for _, module, before, _ in swaps:
             _give_class(module, before)
             _watched.pop(id(module), None)
+        self._swaps.clear()  # a later patch is not this one's
 
     def __enter__(self) -> Patch:
         return self
@@ -175,7 +176,7 @@ def swap_classes(model: nn.Module, package: str, recognise: Callable[[nn.Module]
         _give_class(module, after)
         _watched[id(module)] = _Watched(package, name, before.__name__, fallbacks)
         weakref.finalize(module, _watched.pop, id(module), None)
-    return Patch(package, tuple(replaced), tuple(left), tuple(swaps), fallbacks)
+    return Patch(package, tuple(replaced), tuple(left), swaps, fallbacks)
 
 
 @contextlib.contextmanager
