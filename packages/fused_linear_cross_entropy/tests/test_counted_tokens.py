@@ -264,3 +264,40 @@ def test_a_checkpoint_may_save_every_operator(how):
 
     found = torch.autograd.grad(checkpoint(loss, use_reentrant=False, context_fn=save), (x, weight))
     torch.testing.assert_close(found, torch.autograd.grad(loss(), (x, weight)))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("counted", [[False, True, True, False], [1, 2], [1, 2, 2], [False] * 4], ids=str)
+@pytest.mark.parametrize("nobodys", [0.0, float("nan")])
+def test_temperatures_of_tokens_that_do_not_count_may_be_anything(nobodys, counted, compiled):
+    x, target, counted = torch.randn(4, 3), torch.arange(4), torch.tensor(counted)
+    weight = torch.randn(5, 3, requires_grad=True)
+    temperature = torch.tensor([nobodys, 1.0, 2.0, nobodys], requires_grad=True)
+
+    def loss(weight, temperature):
+        return linear_log_probs(x, weight, target, counted_tokens=counted, temperature=temperature).sum()
+
+    run = torch.compile(loss, backend="aot_eager", fullgraph=True) if compiled else loss
+    found = torch.autograd.grad(run(weight, temperature), (weight, temperature))
+    some = torch.tensor([1, 2])
+    logits = (x @ weight.detach().T)[some].requires_grad_()
+    expected = torch.log_softmax(logits / temperature[some].detach().unsqueeze(1), 1).gather(1, some.unsqueeze(1)).sum()
+    of_logits = torch.autograd.grad(expected, logits)[0]
+    counts = bool(counted.any())
+    torch.testing.assert_close(found[0], counts * (of_logits.T @ x[some]), rtol=1e-4, atol=1e-5)
+    assert found[1][[0, 3]].tolist() == [0.0, 0.0] and bool(found[1][some].ne(0).all()) is counts
+
+
+@pytest.mark.parametrize("teacher", ["teacher", "teacher_top_k"])
+@pytest.mark.parametrize("counted", [2, 3, [1, 2, 2], [False] * 4], ids=str)
+def test_an_adapters_rows_of_tokens_that_do_not_count_may_be_anything(counted, teacher):
+    x, weight, u, b = torch.randn(4, 3), torch.randn(5, 3), torch.randn(4, 2), torch.randn(5, 2, requires_grad=True)
+    target = torch.tensor([-100, 1, 2, -100])
+    u[0] = x[0] = u[3] = x[3] = float("nan")
+    u.requires_grad_()
+    given = (torch.randn(4, 3), torch.randn(5, 3)) if teacher == "teacher" else (torch.zeros(4, 1).long(), torch.zeros(4, 1))
+    counted = torch.tensor(counted) if isinstance(counted, list) else counted
+    loss = linear_distillation_loss(x, weight, target, counted_tokens=counted, adapter=(u, b), **{teacher: given})
+    found = torch.autograd.grad(loss, (u, b))
+    assert all(each.isfinite().all() for each in found)
+    assert not found[0][[0, 3]].any()

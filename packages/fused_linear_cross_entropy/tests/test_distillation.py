@@ -1,5 +1,7 @@
 """`linear_distillation_loss` against its formula in fp64, at every place."""
 
+import math
+
 import losses
 import pytest
 import torch
@@ -351,3 +353,22 @@ def test_errors_name_the_argument(options, error, message):
     given = {"target": target, "teacher": teacher, **options}
     with pytest.raises(error, match=message):
         linear_distillation_loss(x, weight, **given)
+
+
+@pytest.mark.parametrize("hard_weight", [0.0, 0.3])
+def test_a_teacher_may_have_a_wider_dtype(hard_weight):
+    x, weight, target = torch.randn(4, 3), torch.randn(5, 3), torch.arange(4)
+    teacher = torch.randn(4, 2), torch.randn(5, 2)
+    wide = tuple(each.double() for each in teacher)
+    found, expected = (
+        linear_distillation_loss(x, weight, target, teacher=each, hard_weight=hard_weight) for each in (wide, teacher)
+    )
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_probability_of_0_counts_as_the_smallest_number_of_fp32(dtype):
+    x, weight, probs = torch.ones(1, 1, dtype=dtype), torch.zeros(2, 1, dtype=dtype), torch.tensor([[1.0, 0.0]], dtype=dtype)
+    found = linear_distillation_loss(x, weight, teacher_probs=probs, divergence="reverse_kl")
+    expected = math.log(0.5) - 0.5 * math.log(torch.finfo(torch.float32).tiny)
+    assert found.item() == pytest.approx(expected, rel=1e-5)

@@ -116,3 +116,9 @@ def test_what_is_wrong_is_named():
         fused_linear_cross_entropy(x, weight, q.detach(), return_entropy=True)
     with pytest.raises(ValueError, match="counted_tokens must be left out"):
         fused_linear_cross_entropy(x, weight, q.detach(), counted_tokens=3)
+
+
+def test_an_upstream_gradient_without_memory_is_zero():
+    x, weight = torch.randn(4, 3, requires_grad=True), torch.randn(5, 3)
+    loss = fused_linear_cross_entropy(x, weight, torch.full((4, 5), 0.2))
+    assert not torch.autograd.grad(loss, x, torch._efficientzerotensor(()))[0].any()

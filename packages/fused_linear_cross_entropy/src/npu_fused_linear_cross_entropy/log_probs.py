@@ -168,7 +168,10 @@ def linear_log_probs(
         raise ValueError("batch_invariant must be False, and entropies alone asked for, where there are DTensors.")
     rates = None
     if isinstance(temperature, Tensor):
-        rates = _rates(temperature, x, shape, are_counted(targets, ignore_index) if has_target else None)
+        counted = are_counted(targets, ignore_index) if has_target else None
+        if counted is not None and isinstance(counted_tokens, Tensor):
+            counted = counted & listed(counted_tokens, counted.numel()).view(shape)
+        rates = _rates(temperature, x, shape, counted)
 
     layer = Forward(x, weight, targets, bias, None, None, frozen, weight_grad, options)
     score = partial(_score, layer, asked, has_target=has_target, is_loss=is_loss)

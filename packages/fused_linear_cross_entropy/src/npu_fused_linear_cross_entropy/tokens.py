@@ -179,8 +179,7 @@ def of_counted_tokens(
     chosen = _choose(target.long(), counted, options, must_be_columns)
     rows = x.reshape(-1, x.shape[-1]).index_select(0, chosen.rows).masked_fill(chosen.zeros.unsqueeze(1), 0.0)
     dimensions = target.dim()
-    chosen_others = (other if other is None else _rows(other, dimensions).index_select(0, chosen.rows) for other in others)
-    outputs = loss(rows, chosen.target, *chosen_others)
+    outputs = loss(rows, chosen.target, *(_chosen(other, dimensions, chosen) for other in others))
 
     def put_back(output: Tensor | None, nothing: int) -> Tensor | None:
         if output is None or output.dim() == 0:
@@ -193,9 +192,12 @@ def of_counted_tokens(
     return type(outputs)(*[put_back(output, nothings.get(name, 0)) for name, output in named])
 
 
-def _rows(tensor: Tensor, dimensions: int) -> Tensor:
-    """The tensor with the dimensions of its tokens flattened."""
-    return tensor.reshape(-1, *tensor.shape[dimensions:])
+def _chosen(other: Tensor | None, dimensions: int, chosen: Counted) -> Tensor | None:
+    """The rows of a tensor whose first dimensions are tokens; floats of a row that counts nothing are 1."""
+    if other is None:
+        return None
+    rows = other.reshape(-1, *other.shape[dimensions:]).index_select(0, chosen.rows)
+    return rows.masked_fill(chosen.zeros.view(-1, *[1] * (rows.dim() - 1)), 1.0) if rows.is_floating_point() else rows
 
 
 def _choose(target: Tensor, counted: int | Tensor, options: EachOptions, must_be_columns: bool) -> Counted:

@@ -252,7 +252,7 @@ def _write_log(teacher: Tensor, probs: Tensor, bias: Tensor | None, options: Dis
     """
     least: Tensor | float = 0.0
     if options.divergence == "reverse_kl":
-        least = torch.finfo(teacher.dtype).tiny
+        least = torch.finfo(torch.float32).tiny
         if bias is not None:
             tiny = torch.full_like(bias, least, dtype=teacher.dtype)
             least = tiny.masked_fill_(bias == -torch.inf, 0.0)
@@ -328,7 +328,7 @@ def write_losses_and_gradient(
     g = (h - s.exp() * of_all[1].unsqueeze(1)) * (options.soft_weight / options.temperature)
     if hard:
         losses[1] = of_all[2]
-        g += options.hard_weight * log_p[0].exp().scatter_add_(1, column, torch.where(here, -1.0, 0.0).to(g.dtype))
+        g += options.hard_weight * log_p[0].exp().scatter_add_(1, column, torch.where(here, -1.0, 0.0).to(log_p[0].dtype))
     if gradient is None:
         return
     assert factors is not None

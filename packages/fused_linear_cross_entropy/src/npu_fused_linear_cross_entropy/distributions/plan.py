@@ -375,7 +375,7 @@ def backward_of_targets(p: Plan, call: ProbabilityTargetGradients) -> tuple[Any,
                     given = (some, part(p, probs, piece), weight, of_rows, options)
                     of_targets = p.torch(_gradient_of_targets, *given, makes=Empty(some.shape, own.dtype))
                     steps.gradient(p, some, None, options, some, part(p, own, piece, 1), None)
-                    p.torch(_write_difference, into, some, of_targets, writes=[into, of_targets])
+                    p.torch(_write_difference, into, some, of_targets, writes=[into])
             head.add(tokens, columns, gradient)
     return head.finished()
 
@@ -393,8 +393,7 @@ def _pieces(rows: int, columns: int) -> Iterator[slice]:
 
 def _write_difference(result: Tensor, gradient: Tensor, of_targets: Tensor) -> None:
     """Rounds it once; the result may share the gradient's memory."""
-    torch.sub(gradient, of_targets, out=of_targets)
-    result.copy_(of_targets)
+    result.copy_(gradient - of_targets)
 
 
 def _targets(probs: Tensor, class_weight: Tensor | None, dtype: torch.dtype, options: Options) -> Tensor:
