@@ -14,11 +14,11 @@ from tools.workspace import ROOT, read_packages
 
 # Of the sources of a package: files, lines, and of an operator the share of its lines that is device code, in hundredths.
 MOST = {
-    "npu_tiling": (20, 5877, 0),
+    "npu_tiling": (20, 5878, 0),
     "rms_norm": (23, 5024, 18),
     "embedding": (22, 5313, 27),
     "attn_res": (29, 6864, 21),
-    "fused_linear_cross_entropy": (41, 10195, 15),
+    "fused_linear_cross_entropy": (41, 10199, 15),
 }
 MOST_PARAMETERS = 35  # of a kernel, or of a function that kernels call
 WANTED_PARAMETERS, MOST_ABOVE = 26, 13  # how many functions have more
