@@ -12,7 +12,7 @@ from culprit_kernels import add_to_each, divided, doubled, products_of_a_group, 
 from npu_offline import emulate
 from npu_offline.cli import main
 from npu_offline.errors import OutOfBoundsError, RaceError, UnsupportedError
-from npu_offline.execute.meaning.compare import unlike
+from npu_offline.execute.meaning.compare import undefined, unlike
 
 from testing import forks
 
@@ -158,6 +158,21 @@ def test_a_kernel_that_is_refused_is_named_with_its_line(call, text, said, capsy
     (found,) = [each for each in printed if re.match(rf"\S*culprit_kernels.py:{line}:\d+: ", each)]
     assert found.partition(": ")[2].startswith(said)
     assert [each for each in printed if each.startswith("not run: ")] == [f"not run: {call.split()[0]}"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "meant", "moved", "said"),
+    [
+        (torch.int8, [1, 3, -56], [1, 3, 127], "1 of 3 elements of q .* q\\[2\\] may be -56, or 127"),
+        (torch.int32, [7, 1693427200], [7, 2147483647], "1 of 2 elements of q "),
+        (torch.int8, [126, 125, -127], [127, 127, -128], ""),  # as rounding moves them
+        (torch.int16, [32640], [32767], ""),
+        (torch.float32, [-56.0], [127.0], ""),
+    ],
+)
+def test_an_integer_is_undefined_where_its_float_was_too_large_and_not_where_it_was_rounded(dtype, meant, moved, said):
+    found = undefined("q", torch.tensor(meant, dtype=dtype), lambda: torch.tensor(moved, dtype=dtype))
+    assert re.match(said, found) if said else found == ""
 
 
 def test_a_kernel_whose_ttir_does_not_end_either_is_named_with_its_loop(capsys):
