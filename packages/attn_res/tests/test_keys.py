@@ -258,7 +258,7 @@ def test_sources_and_gradients_come_from_memory_once(queries):
 @pytest.mark.compilers
 @compilers
 def test_more_queries_are_little_more_code():
-    """A backward takes them in turns: two compilers took over 15 minutes for the gradients of three, code in a row."""
+    """A backward takes them in turns: a compiler took over 15 minutes for the gradients of three, code in a row."""
     of_two, of_eight = (front_end_of(launched("Ascend910B4", 4, each)[1])[1].count("\n") for each in (2, 8))
     assert of_eight <= 1.5 * of_two
 

@@ -1,8 +1,8 @@
 """The plans of forward and backward, for all chips.
 
-Forward: one launch, of whole rows, and up to three that fill a table of a list's sources. Backward: a launch through the
-RMSNorm that follows h, one of whole rows, and one for each sum. Memory beside the results: the gradient of h in fp32 where
-there is an RMSNorm, partial sums, and exchanged words.
+Forward: one launch, of whole rows, and one for each 16 entries of a table of a list's sources. Backward: a launch through
+the RMSNorm that follows h, one of whole rows, and one for each sum. Memory beside the results: the gradient of h in fp32
+where there is an RMSNorm, partial sums, and exchanged words.
 
 Where a row does not fit on chip, or the rows of a call's layers do not, kernels take blocks of columns: see
 `forward_of_columns`. With a prefix PyTorch's operators compute there.

@@ -274,14 +274,14 @@ def attn_res_keys_backward_kernel(
 
 
 MAX_BLOCKS = 64
-_BLOCK_M = 8  # tokens of a program on Ascend, of which a backward stores one partial sum [Q, D]: an eighth of a row a token
+_BLOCK_M = 8  # tokens of a turn on Ascend, of which a backward stores one partial sum [Q, D]: an eighth of a row a token
 _CUDA_BLOCK_M = 2  # the tokens of all programs stay in an L2 cache of 50 MB
 _CUDA_ELEMENTS, _CUDA_COLUMNS, _WARPS, _PER_CORE = 8192, 1024, 8, 2
 _COLUMN_BYTES = 8 * 1024  # of a row's transfer on Ascend
 # Bytes of Unified Buffer for every element of a tile [blocks, columns], of [queries, columns] and of a row of columns; tests
-# compile such tiles. A tile that needs more than there is costs compilers of CANN 9.0 and 9.1 over 15 minutes.
+# compile such tiles. Where one needed more than there is, CANN 9.0 compiled for over 15 minutes, CANN 9.1 for over 10.
 _BYTES = {"forward": (24, 0, 0), "backward": (20, 15, 36), "backward of many": (20, 20, 36)}
-_MANY = 5  # queries
+_MANY = 5  # queries or more
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
