@@ -95,6 +95,12 @@ def test_every_width(device, width, tokens, queries):
     check(tensors(device, 2, queries, (tokens,), width))
 
 
+@pytest.mark.uncollected("asked of CUDA's kernels alone", lambda place: place != "cuda")
+@pytest.mark.parametrize(("n_blocks", "queries", "width"), [(8, 3, 4608), (8, 1, 2500), (33, 2, 700), (3, 4, 96)])
+def test_a_program_that_takes_many_tokens_sums_all_of_them(device, n_blocks, queries, width):
+    check(tensors(device, n_blocks, (queries,), (5000,), width, bank=torch.bfloat16))
+
+
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("bank", "prefix", "query", "output"),

@@ -13,11 +13,21 @@ all columns of its rows, BLOCK_D >= D, or some: those of kernels.py that take co
 
 Source i lies at p_v + i * s_block or, where there is a table, at p_v + table[i], in elements and 64 bits: the sources of a
 list lie anywhere. Statistics are [sources, tokens, layers]; ascend/kernels.py also stores [tokens, sources].
+
+Where values are keys (the folder keys), for queries g_q:
+
+    n_i = r_i v_i        r_i = 1 / sqrt(mean(v_i^2) + eps)        s_qi = <g_q, n_i>
+    alpha_q = softmax_i(s_q)        h_q = sum_i alpha_qi n_i
+
+    e_qi = <dh_q, n_i>        delta_q = sum_i alpha_qi e_qi        ds_qi = alpha_qi (e_qi - delta_q)
+    dv_i = sum_q (a_qi dh_q + c_qi g_q) - k_i v_i        dg_q = sum over tokens and sources of c_qi v_i
+    a_qi = alpha_qi r_i        c_qi = ds_qi r_i        k_i = r_i^2 / D sum_q (alpha_qi e_qi + ds_qi s_qi)
 """
 
 from npu_tiling.device import gradient_of_rows, load_block, places_below, store_block, tl, triton, widen
 
 ALIGNMENT = tl.constexpr(16)  # elements
+NO_SCORE = tl.constexpr(-1e30)  # where there is no source: its weight is zero
 NO_GRADIENT = tl.constexpr(-(2**63))  # the entry in the table of gradients of a source that needs none
 
 
@@ -257,3 +267,121 @@ def normalise_rows(b_h, p_weight, p_y, p_rstd, i_row, n_rows, eps, D: tl.constex
     store_rows(p_y + i_row * D, D, b_h * b_rstd[:, None] * b_weight, n_rows, D, R, C, EXACT)
     if p_rstd is not None:
         store_statistic(p_rstd + i_row, b_rstd, n_rows, R)
+
+
+# Where values are keys, statistics of a turn's tokens are tiles [ROWS, BLOCK_N], and [ROWS] for the prefix: row i * Q + q is
+# query q of token i, a column is a block.
+
+
+@triton.jit
+def is_number(i, R: tl.constexpr):
+    """[R], true at place i. Compared as floats: chips compare vectors of these alone."""
+    return tl.arange(0, R).to(tl.float32) == tl.cast(i, tl.float32)
+
+
+@triton.jit
+def add_row(b_tile, b_row, i_row, R: tl.constexpr):
+    """[R, columns] with b_row [columns] added to row i_row."""
+    return b_tile + tl.where(is_number(i_row, R)[:, None], b_row[None, :], 0.0)
+
+
+@triton.jit
+def pick_row(b_tile, i_row, R: tl.constexpr):
+    """Row i_row of [R, columns]."""
+    return tl.sum(tl.where(is_number(i_row, R)[:, None], b_tile, 0.0), axis=0)
+
+
+@triton.jit
+def add_number(b_numbers, b_number, i, R: tl.constexpr):
+    """[R] with b_number [1] added at place i."""
+    return b_numbers + tl.where(is_number(i, R), b_number, 0.0)
+
+
+@triton.jit
+def pick_number(b_numbers, i, R: tl.constexpr):
+    """The number [1] at place i of [R]."""
+    return tl.sum(tl.where(is_number(i, R), b_numbers, 0.0)[None, :], axis=1)
+
+
+@triton.jit
+def softmax_of_sources(b_score, b_p_score):
+    """alpha of blocks [ROWS, BLOCK_N] and of the prefix [ROWS]."""
+    b_max = tl.max(b_score, axis=1)
+    b_max = tl.where(b_p_score > b_max, b_p_score, b_max)
+    b_weight, b_p_weight = tl.exp(b_score - b_max[:, None]), tl.exp(b_p_score - b_max)
+    b_inverse = 1.0 / (tl.sum(b_weight, axis=1) + b_p_weight)
+    return b_weight * b_inverse[:, None], b_p_weight * b_inverse
+
+
+@triton.jit
+def store_statistic_rows(p_value, b_blocks, b_prefix, i_row, n_rows, n_blocks, n_sources, R: tl.constexpr, N: tl.constexpr):
+    """Stores rows i_row on of [rows, n_sources]: of blocks [R, N] and, unless it is None, of the prefix [R]."""
+    o_row, o_block = tl.arange(0, R), tl.arange(0, N)
+    p_first = p_value + i_row * n_sources
+    m_tile = (o_row < n_rows)[:, None] & (o_block < n_blocks)[None, :]
+    tl.store(p_first + (o_row[:, None] * n_sources + o_block[None, :]), b_blocks, mask=m_tile)
+    if b_prefix is not None:
+        tl.store(p_first + n_blocks + o_row * n_sources, b_prefix, mask=o_row < n_rows)
+
+
+@triton.jit
+def load_of_blocks(p_value, other, i_row, n_rows, n_blocks, n_sources, R: tl.constexpr, N: tl.constexpr):
+    """[R, N] of what `store_statistic_rows` stores, `other` outside."""
+    o_row, o_block = tl.arange(0, R), tl.arange(0, N)
+    m_tile = (o_row < n_rows)[:, None] & (o_block < n_blocks)[None, :]
+    p_tile = p_value + i_row * n_sources + (o_row[:, None] * n_sources + o_block[None, :])
+    return tl.load(p_tile, mask=m_tile, other=other)
+
+
+@triton.jit
+def load_of_prefix(p_value, other, i_row, n_rows, n_blocks, n_sources, R: tl.constexpr):
+    """[R] of the prefix, which `store_statistic_rows` stores behind the blocks, `other` outside."""
+    o_row = tl.arange(0, R)
+    return tl.load(p_value + i_row * n_sources + n_blocks + o_row * n_sources, mask=o_row < n_rows, other=other)
+
+
+@triton.jit
+def weights_of_sources(
+    b_dot, b_square, b_p_dot, b_p_square, p_score, p_rstd, p_prefix, i_row, n_rows, n_blocks, eps,
+    D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """alpha r of blocks [ROWS, BLOCK_N] and of the prefix [ROWS], from <g, v> and <v, v>; stores s and r."""
+    m_block = (tl.arange(0, BLOCK_N).to(tl.float32) < tl.cast(n_blocks, tl.float32))[None, :]
+    b_rstd, b_p_rstd = rms_inverse(b_square, eps, D), rms_inverse(b_p_square, eps, D)
+    b_score, b_p_score = b_dot * b_rstd, b_p_dot * b_p_rstd
+    if p_score is not None:
+        n_sources = n_blocks if p_prefix is None else n_blocks + 1
+        b_last_score, b_last_rstd = None if p_prefix is None else b_p_score, None if p_prefix is None else b_p_rstd
+        store_statistic_rows(p_score, b_score, b_last_score, i_row, n_rows, n_blocks, n_sources, ROWS, BLOCK_N)
+        store_statistic_rows(p_rstd, b_rstd, b_last_rstd, i_row, n_rows, n_blocks, n_sources, ROWS, BLOCK_N)
+    if p_prefix is None:
+        b_p_score, b_p_rstd = tl.full([ROWS], NO_SCORE, tl.float32), tl.zeros([ROWS], tl.float32)
+    b_alpha, b_p_alpha = softmax_of_sources(tl.where(m_block, b_score, NO_SCORE), b_p_score)
+    # eps may be 0, and what is no block has no length
+    return b_alpha * tl.where(m_block, b_rstd, 0.0), b_p_alpha * b_p_rstd
+
+
+@triton.jit
+def factors_of_gradients(
+    b_e, b_p_e, p_score, p_rstd, p_prefix, i_row, n_rows, n_blocks,
+    D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """a, c and each query's part of k, of blocks [ROWS, BLOCK_N] and of the prefix [ROWS], from <dh, v>."""
+    n_sources = n_blocks if p_prefix is None else n_blocks + 1
+    b_score = load_of_blocks(p_score, NO_SCORE, i_row, n_rows, n_blocks, n_sources, ROWS, BLOCK_N)
+    b_rstd = load_of_blocks(p_rstd, 0.0, i_row, n_rows, n_blocks, n_sources, ROWS, BLOCK_N)
+    if p_prefix is None:
+        b_p_score = tl.full([ROWS], NO_SCORE, tl.float32)
+        b_p_rstd = tl.zeros([ROWS], tl.float32)
+    else:
+        b_p_score = load_of_prefix(p_score, NO_SCORE, i_row, n_rows, n_blocks, n_sources, ROWS)
+        b_p_rstd = load_of_prefix(p_rstd, 0.0, i_row, n_rows, n_blocks, n_sources, ROWS)
+    b_alpha, b_p_alpha = softmax_of_sources(b_score, b_p_score)
+    b_e, b_p_e = b_e * b_rstd, b_p_e * b_p_rstd
+    b_delta = tl.sum(b_alpha * b_e, axis=1) + b_p_alpha * b_p_e
+    b_ds, b_p_ds = b_alpha * (b_e - b_delta[:, None]), b_p_alpha * (b_p_e - b_delta)
+    b_a, b_p_a = b_alpha * b_rstd, b_p_alpha * b_p_rstd
+    b_c, b_p_c = b_ds * b_rstd, b_p_ds * b_p_rstd
+    b_k = (b_alpha * b_e + b_ds * b_score) * b_rstd * b_rstd * (1.0 / D)
+    b_p_k = (b_p_alpha * b_p_e + b_p_ds * b_p_score) * b_p_rstd * b_p_rstd * (1.0 / D)
+    return b_a, b_c, b_k, b_p_a, b_p_c, b_p_k

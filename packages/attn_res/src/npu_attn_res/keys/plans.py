@@ -1,18 +1,9 @@
-"""Attention whose values are its keys: kernels for both chips, tiles and plans.
+"""The plans of attention whose values are its keys, for all chips; Ascend's kernels and their tile. Formulas: ../formula.py.
 
-One launch forward; one backward, and one that adds its partial sums. More than `MAX_BLOCKS` blocks, or so many queries that
-no tile fits on chip, take PyTorch's operators.
+One launch forward; one backward, and one that adds its partial sums. Where no tile fits, PyTorch's operators compute.
 
-    n_i = r_i v_i        r_i = 1 / sqrt(mean(v_i^2) + eps)        s_qi = <g_q, n_i>
-    alpha_q = softmax_i(s_q)        h_q = sum_i alpha_qi n_i
-
-    e_qi = <dh_q, n_i>        delta_q = sum_i alpha_qi e_qi        ds_qi = alpha_qi (e_qi - delta_q)
-    dv_i = sum_q (a_qi dh_q + c_qi g_q) - k_i v_i        dg_q = sum over tokens and sources of c_qi v_i
-    a_qi = alpha_qi r_i        c_qi = ds_qi r_i        k_i = r_i^2 / D sum_q (alpha_qi e_qi + ds_qi s_qi)
-
-A program takes BLOCK_M tokens a turn, and of a token all blocks and BLOCK_D columns at once. A first sweep over their
-columns sums products, for all queries; a second one, which finds the same rows in the cache (L2), computes rows. Between the
-two stand tiles [ROWS, BLOCK_N]: row i * Q + q is query q of token i, a column is a block; and [ROWS] for the prefix.
+On Ascend a program takes BLOCK_M tokens a turn, and of a token all blocks and BLOCK_D columns at once. A first sweep over
+their columns sums products, for all queries; a second one, which finds the same rows in the cache (L2), computes rows.
 """
 
 import dataclasses
@@ -22,7 +13,7 @@ from math import ceil, prod
 from typing import Any
 
 from npu_tiling import Device, Tile, UnifiedBufferError, fit, footprint
-from npu_tiling.budget import FP32, INT32_END, Block, equal_blocks, here, power_of_two, round_up, row_options
+from npu_tiling.budget import FP32, INT32_END, Block, equal_blocks, here, round_up
 from npu_tiling.calls import Empty
 from npu_tiling.device import tl, triton
 from npu_tiling.launch import CountTiling
@@ -30,79 +21,20 @@ from npu_tiling.partials import add_partials
 from npu_tiling.plans import Plan
 from npu_tiling.rows import row_stride
 
-from ..formula import load_rows, rms_inverse, store_rows
+from ..formula import (
+    add_number,
+    add_row,
+    factors_of_gradients,
+    is_number,
+    load_rows,
+    pick_number,
+    pick_row,
+    store_rows,
+    weights_of_sources,
+)
 from ..plans import zero
 from ..sources import at_one_stride, strides_of
-from .operator import Keys, KeysBackward, compute_keys, compute_keys_backward
-
-NO_SCORE = tl.constexpr(-1e30)  # where there is no source: its weight is zero
-
-
-@triton.jit
-def is_number(i, R: tl.constexpr):
-    """[R], true at place i. Compared as floats: chips compare vectors of these alone."""
-    return tl.arange(0, R).to(tl.float32) == tl.cast(i, tl.float32)
-
-
-@triton.jit
-def add_row(b_tile, b_row, i_row, R: tl.constexpr):
-    """[R, columns] with b_row [columns] added to row i_row."""
-    return b_tile + tl.where(is_number(i_row, R)[:, None], b_row[None, :], 0.0)
-
-
-@triton.jit
-def pick_row(b_tile, i_row, R: tl.constexpr):
-    """Row i_row of [R, columns]."""
-    return tl.sum(tl.where(is_number(i_row, R)[:, None], b_tile, 0.0), axis=0)
-
-
-@triton.jit
-def add_number(b_numbers, b_number, i, R: tl.constexpr):
-    """[R] with b_number [1] added at place i."""
-    return b_numbers + tl.where(is_number(i, R), b_number, 0.0)
-
-
-@triton.jit
-def pick_number(b_numbers, i, R: tl.constexpr):
-    """The number [1] at place i of [R]."""
-    return tl.sum(tl.where(is_number(i, R), b_numbers, 0.0)[None, :], axis=1)
-
-
-@triton.jit
-def softmax_of_sources(b_score, b_p_score):
-    """alpha of blocks [ROWS, BLOCK_N] and of the prefix [ROWS]."""
-    b_max = tl.max(b_score, axis=1)
-    b_max = tl.where(b_p_score > b_max, b_p_score, b_max)
-    b_weight, b_p_weight = tl.exp(b_score - b_max[:, None]), tl.exp(b_p_score - b_max)
-    b_inverse = 1.0 / (tl.sum(b_weight, axis=1) + b_p_weight)
-    return b_weight * b_inverse[:, None], b_p_weight * b_inverse
-
-
-@triton.jit
-def store_statistic_rows(p_value, b_blocks, b_prefix, i_row, n_rows, n_blocks, n_sources, R: tl.constexpr, N: tl.constexpr):
-    """Stores rows i_row on of [rows, n_sources]: of blocks [R, N] and, unless it is None, of the prefix [R]."""
-    o_row, o_block = tl.arange(0, R), tl.arange(0, N)
-    p_first = p_value + i_row * n_sources
-    m_tile = (o_row < n_rows)[:, None] & (o_block < n_blocks)[None, :]
-    tl.store(p_first + (o_row[:, None] * n_sources + o_block[None, :]), b_blocks, mask=m_tile)
-    if b_prefix is not None:
-        tl.store(p_first + n_blocks + o_row * n_sources, b_prefix, mask=o_row < n_rows)
-
-
-@triton.jit
-def load_of_blocks(p_value, other, i_row, n_rows, n_blocks, n_sources, R: tl.constexpr, N: tl.constexpr):
-    """[R, N] of what `store_statistic_rows` stores, `other` outside."""
-    o_row, o_block = tl.arange(0, R), tl.arange(0, N)
-    m_tile = (o_row < n_rows)[:, None] & (o_block < n_blocks)[None, :]
-    p_tile = p_value + i_row * n_sources + (o_row[:, None] * n_sources + o_block[None, :])
-    return tl.load(p_tile, mask=m_tile, other=other)
-
-
-@triton.jit
-def load_of_prefix(p_value, other, i_row, n_rows, n_blocks, n_sources, R: tl.constexpr):
-    """[R] of the prefix, which `store_statistic_rows` stores behind the blocks, `other` outside."""
-    o_row = tl.arange(0, R)
-    return tl.load(p_value + i_row * n_sources + n_blocks + o_row * n_sources, mask=o_row < n_rows, other=other)
+from . import Keys, KeysBackward, compute_keys, compute_keys_backward, cuda
 
 
 @triton.jit(do_not_specialize=["n_blocks", "n_tokens"])
@@ -121,8 +53,6 @@ def attn_res_keys_kernel(
     # lint: allow unaligned-rows: statistics have as many columns as there are sources; rows are as wide as the caller's
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     EXACT: tl.constexpr = D % BLOCK_D == 0
-    n_sources = n_blocks if p_prefix is None else n_blocks + 1
-    m_block = (tl.arange(0, BLOCK_N).to(tl.float32) < tl.cast(n_blocks, tl.float32))[None, :]
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0)):
         i_first = i_tile.to(tl.int64) * BLOCK_M
         n_here = tl.minimum(n_tokens - i_first, BLOCK_M).to(tl.int32)
@@ -150,18 +80,10 @@ def attn_res_keys_kernel(
             for q in tl.static_range(Q):
                 b_square = add_row(b_square, b_length, i * Q + q, ROWS)
                 b_p_square = add_number(b_p_square, b_p_length, i * Q + q, ROWS)
-        b_rstd, b_p_rstd = rms_inverse(b_square, eps, D), rms_inverse(b_p_square, eps, D)
-        b_score, b_p_score = b_dot * b_rstd, b_p_dot * b_p_rstd
-        if p_score is not None:
-            i_row, n_rows = i_first * Q, n_here * Q
-            b_last_score, b_last_rstd = None if p_prefix is None else b_p_score, None if p_prefix is None else b_p_rstd
-            store_statistic_rows(p_score, b_score, b_last_score, i_row, n_rows, n_blocks, n_sources, ROWS, BLOCK_N)
-            store_statistic_rows(p_rstd, b_rstd, b_last_rstd, i_row, n_rows, n_blocks, n_sources, ROWS, BLOCK_N)
-        if p_prefix is None:
-            b_p_score = tl.full([ROWS], NO_SCORE, tl.float32)
-        b_alpha, b_p_alpha = softmax_of_sources(tl.where(m_block, b_score, NO_SCORE), b_p_score)
-        b_weight = b_alpha * tl.where(m_block, b_rstd, 0.0)  # eps may be 0, and what is no block has no length
-        b_p_weight = b_p_alpha * b_p_rstd
+        b_weight, b_p_weight = weights_of_sources(
+            b_dot, b_square, b_p_dot, b_p_square, p_score, p_rstd, p_prefix, i_first * Q, n_here * Q, n_blocks, eps,
+            D, ROWS, BLOCK_N
+        )  # fmt: skip
         for i in tl.range(0, n_here):
             i_token = i_first + i
             for i_col in tl.range(0, D, BLOCK_D):
@@ -187,8 +109,7 @@ def attn_res_keys_backward_kernel(
     p_dv, p_dprefix, p_dg,
     n_blocks, n_tokens, s_block, s_token, s_prefix,
     D: tl.constexpr, Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_Q: tl.constexpr,  # >= BLOCK_M * Q, >= Q
-    UNROLL: tl.constexpr,  # queries whose gradients are code in a row
+    ROWS: tl.constexpr,  # >= BLOCK_M * Q
 ):  # fmt: skip
     """Gradients of blocks and prefix, and partial sums of dg; sources and gradients of h come from memory once."""
     # lint: allow short-transfer: all blocks of a token come at once, in equal pieces of columns; statistics are few numbers
@@ -196,7 +117,6 @@ def attn_res_keys_backward_kernel(
     # lint: allow unaligned-rows: statistics have as many columns as there are sources; rows are as wide as the caller's
     # lint: allow fill-in-loop: where the padding of such rows takes part in a sum, it has to be zero
     EXACT: tl.constexpr = D % BLOCK_D == 0
-    n_sources = n_blocks if p_prefix is None else n_blocks + 1
     s_query = tl.cast(n_tokens, tl.int64) * D
     for i_tile in tl.range(tl.program_id(0), tl.cdiv(n_tokens, BLOCK_M), tl.num_programs(0)):
         i_first = i_tile.to(tl.int64) * BLOCK_M
@@ -217,26 +137,12 @@ def attn_res_keys_backward_kernel(
                     b_e = add_row(b_e, tl.sum(b_v * b_dh, axis=1), i * Q + q, ROWS)
                     if p_prefix is not None:
                         b_p_e = add_number(b_p_e, tl.sum(b_p * b_dh, axis=1), i * Q + q, ROWS)
-        i_row, n_rows = i_first * Q, n_here * Q
-        b_score = load_of_blocks(p_score, NO_SCORE, i_row, n_rows, n_blocks, n_sources, ROWS, BLOCK_N)
-        b_rstd = load_of_blocks(p_rstd, 0.0, i_row, n_rows, n_blocks, n_sources, ROWS, BLOCK_N)
-        if p_prefix is None:
-            b_p_score = tl.full([ROWS], NO_SCORE, tl.float32)
-            b_p_rstd = tl.zeros([ROWS], tl.float32)
-        else:
-            b_p_score = load_of_prefix(p_score, NO_SCORE, i_row, n_rows, n_blocks, n_sources, ROWS)
-            b_p_rstd = load_of_prefix(p_rstd, 0.0, i_row, n_rows, n_blocks, n_sources, ROWS)
-        b_alpha, b_p_alpha = softmax_of_sources(b_score, b_p_score)
-        b_e, b_p_e = b_e * b_rstd, b_p_e * b_p_rstd
-        b_delta = tl.sum(b_alpha * b_e, axis=1) + b_p_alpha * b_p_e
-        b_ds, b_p_ds = b_alpha * (b_e - b_delta[:, None]), b_p_alpha * (b_p_e - b_delta)
-        b_a, b_p_a = b_alpha * b_rstd, b_p_alpha * b_p_rstd
-        b_c, b_p_c = b_ds * b_rstd, b_p_ds * b_p_rstd
-        b_k = (b_alpha * b_e + b_ds * b_score) * b_rstd * b_rstd * (1.0 / D)
-        b_p_k = (b_p_alpha * b_p_e + b_p_ds * b_p_score) * b_p_rstd * b_p_rstd * (1.0 / D)
+        b_a, b_c, b_k, b_p_a, b_p_c, b_p_k = factors_of_gradients(
+            b_e, b_p_e, p_score, p_rstd, p_prefix, i_first * Q, n_here * Q, n_blocks, D, ROWS, BLOCK_N
+        )
         for i_col in tl.range(0, D, BLOCK_D):
             n_cols = D - i_col
-            b_dg = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
+            b_dg = tl.zeros([Q, BLOCK_D], tl.float32)
             for i in tl.range(0, n_here):
                 i_token = i_first + i
                 p_block = p_v + i_token * s_token + i_col
@@ -251,7 +157,7 @@ def attn_res_keys_backward_kernel(
                     for q in tl.static_range(1, Q):
                         b_sum += pick_number(b_p_k, i * Q + q, ROWS)
                     b_dp = b_p * -b_sum[:, None]
-                for q in tl.range(0, Q, loop_unroll_factor=UNROLL):
+                for q in tl.range(0, Q):
                     b_g = load_rows(p_query + q * D + i_col, 0, 1, n_cols, 1, BLOCK_D, EXACT)
                     b_dh = load_rows(p_dh + s_query * q + i_token * D + i_col, 0, 1, n_cols, 1, BLOCK_D, EXACT)
                     b_factor = pick_row(b_c, i * Q + q, ROWS)[:, None]
@@ -262,7 +168,7 @@ def attn_res_keys_backward_kernel(
                         b_dp += b_g * b_factor + b_dh * pick_number(b_p_a, i * Q + q, ROWS)[:, None]
                         b_part += b_p * b_factor
                     if p_dg is not None:
-                        b_dg += tl.where(is_number(q, BLOCK_Q)[:, None], b_part, 0.0)
+                        b_dg += tl.where(is_number(q, Q)[:, None], b_part, 0.0)
                 if p_dv is not None:
                     p_row = p_dv + i_token * n_blocks * D + i_col
                     store_rows(p_row, D, b_dv, n_blocks, n_cols, BLOCK_N, BLOCK_D, EXACT)
@@ -270,14 +176,12 @@ def attn_res_keys_backward_kernel(
                     store_rows(p_dprefix + i_token * D + i_col, 0, b_dp, 1, n_cols, 1, BLOCK_D, EXACT)
             if p_dg is not None:
                 p_partial = p_dg + i_tile.to(tl.int64) * Q * D + i_col
-                store_rows(p_partial, D, b_dg, Q, n_cols, BLOCK_Q, BLOCK_D, EXACT)
+                store_rows(p_partial, D, b_dg, Q, n_cols, Q, BLOCK_D, EXACT)
 
 
 MAX_BLOCKS = 64
-_BLOCK_M = 8  # tokens of a turn on Ascend, of which a backward stores one partial sum [Q, D]: an eighth of a row a token
-_CUDA_BLOCK_M = 2  # the tokens of all programs stay in an L2 cache of 50 MB
-_CUDA_ELEMENTS, _CUDA_COLUMNS, _WARPS, _PER_CORE = 8192, 1024, 8, 2
-_COLUMN_BYTES = 8 * 1024  # of a row's transfer on Ascend
+_BLOCK_M = 8  # tokens of a turn, of which a backward stores one partial sum [Q, D]: an eighth of a row a token
+_COLUMN_BYTES = 8 * 1024  # of a row's transfer
 # Bytes of Unified Buffer for every element of a tile [blocks, columns], of [queries, columns] and of a row of columns; tests
 # compile such tiles. Where one needed more than there is, CANN 9.0 compiled for over 15 minutes, CANN 9.1 for over 10.
 _BYTES = {"forward": (24, 0, 0), "backward": (20, 15, 36), "backward of many": (20, 20, 36)}
@@ -300,16 +204,12 @@ class KeysTiling(CountTiling):
         return f"kernel={self.task}, tile={tile}, {self.per_program} tokens"
 
     @property
-    def options(self) -> dict[str, int]:
-        return row_options(self.constants["BLOCK_N"], _WARPS) if self.device.kind == "cuda" else {}
-
-    @property
     def ub_bytes(self) -> int:
         """Declared bytes of Unified Buffer."""
         return footprint(_tiles(self.task, self.constants), {}, self.device)
 
-    def tiles(self, n_tokens: int) -> int:
-        """Turns that the tokens take, and partial sums."""
+    def partials(self, n_tokens: int) -> int:
+        """Partial sums of dg that a backward stores: one a turn."""
         return ceil(n_tokens / self.per_program)
 
     def smaller(self) -> "KeysTiling | None":
@@ -317,8 +217,7 @@ class KeysTiling(CountTiling):
         unit, columns = self.device.ub_align // 2, self.constants["BLOCK_D"]
         if columns <= unit:
             return None
-        half = power_of_two(columns) // 2 if self.device.kind == "cuda" else round_up(ceil(columns / 2), unit)
-        blocks = tuple({**self.constants, "BLOCK_D": half}.items())
+        blocks = tuple({**self.constants, "BLOCK_D": round_up(ceil(columns / 2), unit)}.items())
         return dataclasses.replace(self, blocks=blocks, why="the compiler refused a larger tile")
 
 
@@ -333,37 +232,30 @@ def _tiles(task: str, blocks: Mapping[str, Any]) -> list[Tile]:
     ]
 
 
-def choose(task: str, width: int, queries: int, n_blocks: int, itemsize: int, device: Device) -> KeysTiling | None:
-    """The widest tile of all sources that fits; None where none does."""
+def choose(task: str, call: Keys | KeysBackward, device: Device) -> KeysTiling | None:
+    """The most columns of all sources that fit, in equal pieces; None where none do."""
+    n_blocks, (n_queries, width) = call.bank.shape[-2], call.query.shape
     if n_blocks > MAX_BLOCKS:
         return None
-    blocks: dict[str, Any] = {"D": width, "Q": queries}
-    if device.kind == "cuda":
-        block_n, rows = power_of_two(max(2, n_blocks)), power_of_two(queries)
-        block_d = min(power_of_two(width), _CUDA_COLUMNS, _CUDA_ELEMENTS // max(block_n, rows))
-        blocks |= {"BLOCK_M": _CUDA_BLOCK_M, "BLOCK_N": block_n, "BLOCK_D": block_d}
-        blocks |= {"ROWS": power_of_two(_CUDA_BLOCK_M * queries), "BLOCK_Q": rows, "UNROLL": queries}
-        why, place, per_core = f"at most {_CUDA_ELEMENTS} elements of all sources", here(), _PER_CORE
-    else:
-        unit = device.ub_align // 2
-        padded = round_up(width, unit)
-        blocks |= {"BLOCK_M": _BLOCK_M, "BLOCK_N": round_up(max(1, n_blocks), 2), "BLOCK_D": "COLUMNS"}
-        blocks |= {"ROWS": _BLOCK_M * queries, "BLOCK_Q": queries, "UNROLL": 1}
-        columns = Block("COLUMNS", min(padded, _COLUMN_BYTES // itemsize), unit, unit)
-        try:
-            largest = fit(_tiles(task, blocks), (columns,), device)["COLUMNS"]
-        except UnifiedBufferError:
-            return None
-        blocks["BLOCK_D"] = equal_blocks(padded, largest, unit)
-        why, place, per_core = "the most columns of all sources that fit, in equal pieces", here(), 1
+    itemsize = max(each.dtype.itemsize for each in (call.bank, call.prefix) if each is not None)
+    unit = device.ub_align // 2
+    padded = round_up(width, unit)
+    blocks: dict[str, Any] = {"D": width, "Q": n_queries, "BLOCK_M": _BLOCK_M, "ROWS": _BLOCK_M * n_queries}
+    blocks |= {"BLOCK_N": round_up(max(1, n_blocks), 2), "BLOCK_D": "COLUMNS"}
+    columns = Block("COLUMNS", min(padded, _COLUMN_BYTES // itemsize), unit, unit)
+    try:
+        largest = fit(_tiles(task, blocks), (columns,), device)["COLUMNS"]
+    except UnifiedBufferError:
+        return None
+    blocks["BLOCK_D"] = equal_blocks(padded, largest, unit)
     return KeysTiling(
         task=task,
         device=device,
         blocks=tuple(blocks.items()),
-        per_program=blocks["BLOCK_M"],
-        per_core=per_core,
-        why=why,
-        decided_at=place,
+        per_program=_BLOCK_M,
+        per_core=1,
+        why="the most columns of all sources that fit, in equal pieces",
+        decided_at=here(),
     )
 
 
@@ -379,7 +271,7 @@ def keys(p: Plan, call: Keys) -> tuple[Any, ...]:
     sources, sizes = _sources(p, call)
     results = {name: p.new(each) for name, each in wanted.items()}
     p.launch(
-        attn_res_keys_kernel,
+        cuda.attn_res_keys_kernel if p.chip.kind == "cuda" else attn_res_keys_kernel,
         _NAMES["forward"],
         tiling.grid(sizes["n_tokens"]),
         reads=sources | p.fields(call, "query"),
@@ -401,9 +293,9 @@ def keys_backward(p: Plan, call: KeysBackward) -> tuple[Any, ...]:
     sources, sizes = _sources(p, call)
     dbank, dprefix, dquery = (p.new(each) for each in wanted.values())
     n_tokens = sizes["n_tokens"]
-    partials = None if dquery is None else p.new(Empty((tiling.tiles(n_tokens), *call.query.shape), call.query.dtype))
+    partials = None if dquery is None else p.new(Empty((tiling.partials(n_tokens), *call.query.shape), call.query.dtype))
     p.launch(
-        attn_res_keys_backward_kernel,
+        cuda.attn_res_keys_backward_kernel if p.chip.kind == "cuda" else attn_res_keys_backward_kernel,
         _NAMES["backward"],
         tiling.grid(n_tokens),
         reads=sources | p.fields(call, "dh", "query", "score", "rstd"),
@@ -418,10 +310,8 @@ def keys_backward(p: Plan, call: KeysBackward) -> tuple[Any, ...]:
 _NAMES = {"forward": "attn_res_keys forward", "backward": "attn_res_keys backward"}
 
 
-def _choose(p: Plan, task: str, call: Any) -> KeysTiling | None:
-    n_queries, width = call.query.shape
-    itemsize = max(each.dtype.itemsize for each in (call.bank, call.prefix) if each is not None)
-    chosen = choose(task, width, n_queries, call.bank.shape[-2], itemsize, p.chip)
+def _choose(p: Plan, task: str, call: Keys | KeysBackward) -> Any:
+    chosen = (cuda.choose if p.chip.kind == "cuda" else choose)(task, call, p.chip)
     return None if chosen is None else p.decide(_NAMES[task], chosen)
 
 
