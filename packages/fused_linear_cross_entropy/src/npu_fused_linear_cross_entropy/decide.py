@@ -273,7 +273,7 @@ CASES = (
          "the logits of all tokens fit in {mib}, and a chunk has at most {longest} tokens"),
     Case(lambda room: room.demand.longest and room.affordable >= room.wanted,
          lambda room: room.rows(min(room.longest, room.affordable // UNIT * UNIT)),
-         "a chunk has at most {longest} tokens, of which {mib} hold {affordable}"),
+         "{mib} hold {affordable} tokens, and a chunk has at most {longest}: {count} chunks of nearly equal length"),
     Case(lambda room: room.demand.kept_bytes,
          Room.kept_columns,
          "a number for each logit fits in the weight's gradient, and the logits of a chunk in {kept_mib}"),
@@ -519,7 +519,8 @@ RULES = (
     rule(Way.DISTRIBUTIONS, Layout.ROWS, Shape.is_of_distributions, "outputs of distributions; whole rows fit"),
     rule(Way.DISTRIBUTIONS, Layout.COLUMNS, Shape.is_of_distributions, "outputs of distributions; few whole rows fit"),
     rule(Way.KEPT_PRODUCT, Layout.KEPT, can_multiply, "a kernel's product stores exponentials, and all of them are kept"),
-    rule(Way.PRODUCT, Layout.ROWS, can_multiply, "a kernel's product stores exponentials of whole rows"),
+    rule(Way.PRODUCT, Layout.ROWS, can_multiply, "a kernel's product stores exponentials of whole rows (sm_90, bf16, no"
+          " bias, from 2e11 operations on)"),
     rule(Way.KEPT_EXPONENTIALS, Layout.KEPT, can_use_exponentials, "the logits of all rows do not fit in one chunk; the"
           " gradient is v times E, a factor of each row times its exponentials"),
     rule(Way.COLUMNS, Layout.COLUMNS, always, "few whole rows fit at a time, and the weight's gradient cannot keep"
@@ -636,9 +637,9 @@ def tiling_of(shape: Shape, rule: Rule, chunks: Chunks, sum_dtype: torch.dtype) 
 
 
 _ROW_NUMBERS = 16  # of each row: statistics, coefficients, k, v
-# Tokens of the longest chunks where a kernel multiplies. Losses with gradients on an H200, ms (2026-11-30), in chunks of
-# 2048 and of 4096 tokens, and of all: 4096 x 4096 x 128256 19.5, 19.0 (exponentials that are kept: 20.9); 8192 x 2048 x
-# 151936 23.3, 22.4, 22.3; 8192 x 4096 x 32000 11.4, 10.1, 9.4.
+# Tokens of the longest chunks where a kernel multiplies. Losses with gradients on an H200, ms, in chunks of 2048 and of 4096
+# tokens, and of all (2026-11-30, with an older product; the first takes 16.5 since): 4096 x 4096 x 128256 19.5, 19.0
+# (exponentials that are kept: 20.9); 8192 x 2048 x 151936 23.3, 22.4, 22.3; 8192 x 4096 x 32000 11.4, 10.1, 9.4.
 _LONG = 8192
 
 
