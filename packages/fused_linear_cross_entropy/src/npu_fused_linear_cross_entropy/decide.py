@@ -513,8 +513,7 @@ def always(shape: Shape) -> bool:
     return True
 
 
-# The first row that holds is taken. Chunks of KEPT_PRODUCT and PRODUCT come from `of_product`; those of
-# the other ways from `of_logits`.
+# The first row that holds is taken. Chunks of KEPT_PRODUCT and PRODUCT come from `of_product`, others from `of_logits`.
 RULES = (
     rule(Way.DISTRIBUTIONS, Layout.ROWS, Shape.is_of_distributions, "outputs of distributions; whole rows fit"),
     rule(Way.DISTRIBUTIONS, Layout.COLUMNS, Shape.is_of_distributions, "outputs of distributions; few whole rows fit"),

@@ -115,8 +115,10 @@ def number_of_each(b_numbers, Q: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n_blocks", "n_tokens"])
 def attn_res_keys_kernel(
-    # as of the kernel of this name in plans.py
-    p_v, p_prefix, p_query, p_h, p_score, p_rstd,
+    # read: the blocks, block i of a token at i * s_block; the prefix (None: there is none); fp32 [Q, D] queries
+    p_v, p_prefix, p_query,
+    # written: h [Q, n_tokens, D]; fp32 s and r, both [n_tokens, Q, sources] (None: no backward follows)
+    p_h, p_score, p_rstd,
     n_blocks, n_tokens, s_block, s_token, s_prefix, eps,
     D: tl.constexpr, Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, VECTOR: tl.constexpr,
     ROWS: tl.constexpr,  # >= Q
@@ -150,8 +152,11 @@ def attn_res_keys_kernel(
 
 @triton.jit(do_not_specialize=["n_blocks", "n_tokens"])
 def attn_res_keys_backward_kernel(
-    # as of the kernel of this name in plans.py; p_dg: fp32 [programs, Q, D]
-    p_dh, p_v, p_prefix, p_query, p_score, p_rstd, p_dv, p_dprefix, p_dg,
+    # read: the gradient of h, contiguous [Q, n_tokens, D]; as of attn_res_keys_kernel
+    p_dh, p_v, p_prefix, p_query, p_score, p_rstd,
+    # written: gradients of the blocks [n_tokens, n_blocks, D] and of the prefix (None: not needed); fp32 [programs, Q, D],
+    # sums of dg of each program's tokens (None: not needed)
+    p_dv, p_dprefix, p_dg,
     n_blocks, n_tokens, s_block, s_token, s_prefix,
     D: tl.constexpr, Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, VECTOR: tl.constexpr,
     ROWS: tl.constexpr,  # >= Q
@@ -247,12 +252,14 @@ def choose(task: str, call: Keys | KeysBackward, device: Device) -> KeysTiling |
     stages = min(_STAGES, 1 + device.ub_bytes // (shared_bytes * columns))
     blocks = {"D": width, "Q": n_queries, "ROWS": power_of_two(n_queries), "STAGES": stages}
     blocks |= {"BLOCK_N": block_n, "BLOCK_D": columns, "VECTOR": vector}
-    core_warps = _NARROW_CORE_WARPS if warps <= _NARROW else _CORE_WARPS
+    of_core = (_NARROW_CORE_WARPS if warps <= _NARROW else _CORE_WARPS) // warps
+    limit = "the L2 cache has room for their tokens" if cached < of_core else f"each has {warps} warps"
+    per_core = max(1, min(cached, of_core))
     return KeysTiling(
         device=device,
         blocks=tuple(blocks.items()),
-        per_core=max(1, min(cached, core_warps // warps)),
+        per_core=per_core,
         warps=warps,
-        why=f"tiles of {columns} columns of all sources",
+        why=f"tiles of {columns} columns of all {call.n_sources} sources, {per_core} programs a multiprocessor: {limit}",
         decided_at=here(),
     )

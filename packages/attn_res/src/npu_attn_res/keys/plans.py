@@ -254,7 +254,7 @@ def choose(task: str, call: Keys | KeysBackward, device: Device) -> KeysTiling |
         blocks=tuple(blocks.items()),
         per_program=_BLOCK_M,
         per_core=1,
-        why="the most columns of all sources that fit, in equal pieces",
+        why=f"{blocks['BLOCK_D']} of {width} columns: the most of all {call.n_sources} sources that fit, in equal pieces",
         decided_at=here(),
     )
 
