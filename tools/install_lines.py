@@ -19,7 +19,7 @@ def install_lines(distribution: str) -> str:
     return f"""In a clone of the repository and a virtual environment:
 
 ```
-# CPU: Python {pythons[0]} to {pythons[-1]}; a torch without CUDA, and numpy, without which it warns
+# CPU: Python {pythons[0]} to {pythons[-1]}; torch without CUDA, if pip reaches that index; numpy, without which it warns
 pip install --extra-index-url {TORCH_CPU_INDEX} numpy ./shared/npu_tiling {folder}
 
 # CUDA: Linux, Python {pythons[0]} to {pythons[-1]}
